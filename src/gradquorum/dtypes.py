@@ -1,0 +1,83 @@
+"""Which dtypes there are, and in which one each is added up."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from gradquorum.errors import InvalidArgumentError, InvalidDTypeError
+
+__all__ = ["accumulate_dtype_of", "as_dtype", "is_bfloat16", "real_dtype"]
+
+# For each dtype, the dtypes in which it may be added up; the first is the default.
+_ACCUMULATE: dict[str, tuple[str, ...]] = {
+    "float16": ("float32", "float64"),
+    "bfloat16": ("float32", "float64"),
+    "float32": ("float32", "float64"),
+    "float64": ("float64",),
+    "complex64": ("complex64", "complex128"),
+    "complex128": ("complex128",),
+    "int32": ("int64",),
+    "int64": ("int64",),
+}
+
+
+def as_dtype(dtype: Any) -> np.dtype[Any]:
+    """Return the NumPy dtype, in native byte order, of whatever NumPy or a framework calls a dtype.
+
+    Raises:
+        InvalidDTypeError: it is none, or not one of the supported ones.
+    """
+    found = _resolve(dtype)
+    if found is None or found.name not in _ACCUMULATE:
+        name = dtype if found is None else found.name
+        raise InvalidDTypeError(f"dtype: expected one of {', '.join(_ACCUMULATE)}, got {name!r}")
+    return found.newbyteorder("=")
+
+
+def _resolve(dtype: Any) -> np.dtype[Any] | None:
+    if dtype is None:  # np.dtype(None) is float64
+        return None
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(dtype, torch.dtype):
+        dtype = str(dtype).removeprefix("torch.")
+    dtype = getattr(dtype, "as_numpy_dtype", dtype)  # tf.DType
+    if isinstance(dtype, str) and dtype == "bfloat16":
+        import ml_dtypes
+
+        dtype = ml_dtypes.bfloat16
+    try:
+        found: np.dtype[Any] = np.dtype(dtype)
+        return found
+    except TypeError:
+        return None
+
+
+def accumulate_dtype_of(dtype: np.dtype[Any], asked: Any) -> np.dtype[Any]:
+    """Return the dtype in which gradients of `dtype` are added up: the default, or the one asked for.
+
+    Raises:
+        InvalidArgumentError: gradients of `dtype` are not added up in the dtype asked for.
+    """
+    allowed = _ACCUMULATE[dtype.name]
+    if asked is None:
+        return np.dtype(allowed[0])
+    found = _resolve(asked)
+    if found is None or found.name not in allowed:
+        got = asked if found is None else found.name
+        raise InvalidArgumentError(
+            f"accumulate_dtype: expected {' or '.join(allowed)} for gradients of {dtype.name}, got {got!r}"
+        )
+    return np.dtype(found.name)
+
+
+def real_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of the parts of a complex dtype, and every other dtype as it is."""
+    return np.dtype(f"float{dtype.itemsize * 4}") if dtype.kind == "c" else dtype
+
+
+def is_bfloat16(dtype: np.dtype[Any]) -> bool:
+    """Tell whether this is `ml_dtypes.bfloat16`, without loading that package."""
+    return dtype.name == "bfloat16"

@@ -1,0 +1,138 @@
+"""What an engine is: the arithmetic on gradients, and nothing else.
+
+An engine makes *blocks* of gradients and merges a log of them. It never waits, knows no step, no worker
+and no lock. Blocks are opaque to everything above and immutable once made, so any number of threads may
+merge the same ones. All ids and shapes that come in have been checked.
+
+Both engines give the same bits (NaN payloads apart). What they compute:
+
+* Rows of one id within one gradient are added in order of appearance, in the accumulate dtype, starting
+  from the first row (so that -0 stays -0).
+* Rows of one id in a log are added in the order of the log, again starting from the first, each first
+  multiplied by the weight of its gradient under ``"MEAN_BY_WEIGHT"``.
+* The sum is *divided* (never multiplied by a reciprocal) by the denominator of the reduction, converted to
+  the accumulate dtype, and then converted once to the dtype, round to nearest even.
+* A complex row is a real row of twice the width.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["AbstractDenseReducer", "AbstractEngine", "AbstractSparseReducer", "Block", "ReducerSpec"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReducerSpec:
+    """What fixes the arithmetic of one member of a round.
+
+    Attributes:
+        dtype: of the gradients and of the result.
+        accumulate_dtype: of the sums.
+        reduction_type: ``"MEAN"``, ``"SUM"``, ``"MEAN_BY_COUNT"`` or ``"MEAN_BY_WEIGHT"``.
+        num_threads: threads that a merge may use; None for all cores of this process.
+    """
+
+    dtype: np.dtype[Any]
+    accumulate_dtype: np.dtype[Any]
+    reduction_type: str
+    num_threads: int | None = None
+
+
+class Block(Protocol):
+    """One or several gradients of one member, in the form its engine likes.
+
+    Attributes:
+        num_bytes: memory that the block keeps alive, lent memory included.
+        lent: whether it reads the caller's array.
+        finite: False if `check_finite` was asked for and a row is NaN or infinite.
+    """
+
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def lent(self) -> bool: ...
+    @property
+    def finite(self) -> bool: ...
+
+
+class AbstractSparseReducer(ABC):
+    """The arithmetic of one sparse member."""
+
+    @abstractmethod
+    def block(
+        self,
+        indices: NDArray[np.int64],
+        values: NDArray[Any],
+        *,
+        weight: float = 1.0,
+        lend: bool = False,
+        check_finite: bool = False,
+    ) -> Block:
+        """Put one gradient in order and copy it.
+
+        Args:
+            indices: int64 `[n]`, not negative, private to the engine from here on.
+            values: `[n, *row]` of the dtype, any layout, native byte order.
+            weight: the weight of the gradient, already rounded to the accumulate dtype.
+            lend: read `values` until the block dies instead of copying them. Only done for C-contiguous
+                values whose ids ascend without repeats.
+            check_finite: judge the rows, after repeats are summed, in the accumulate dtype.
+
+        Raises:
+            MemoryError: there is no room.
+        """
+
+    @abstractmethod
+    def merge(
+        self, blocks: Sequence[Block], row_shape: tuple[int, ...], num_gradients: int
+    ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]:
+        """Return the reduced gradient of a log: ids `[r]`, ascending, values `[r, *row]`, counts `[r]`."""
+
+    @abstractmethod
+    def compact(self, blocks: Sequence[Block]) -> Block:
+        """Merge a prefix of a log, undivided, into one block that can stand in its place."""
+
+    @abstractmethod
+    def distinct_bytes(self, blocks: Sequence[Block]) -> int:
+        """Estimate how many bytes the distinct rows of a log take."""
+
+
+class AbstractDenseReducer(ABC):
+    """The arithmetic of one dense member."""
+
+    @abstractmethod
+    def block(
+        self, value: NDArray[Any] | None, *, weight: float = 1.0, lend: bool = False, check_finite: bool = False
+    ) -> Block:
+        """Copy one gradient, as for the sparse reducer. None is a gradient without this member."""
+
+    @abstractmethod
+    def merge(self, blocks: Sequence[Block], shape: tuple[int, ...], num_gradients: int) -> NDArray[Any]:
+        """Return the reduced gradient of a log: `shape`, zeros if no block has a value."""
+
+    @abstractmethod
+    def compact(self, blocks: Sequence[Block]) -> Block:
+        """Add up a prefix of a log, undivided, into one block that can stand in its place."""
+
+    @abstractmethod
+    def distinct_bytes(self, blocks: Sequence[Block]) -> int:
+        """Return how many bytes the running sum of a log takes."""
+
+
+class AbstractEngine(ABC):
+    """Makes the reducers of the members of a round."""
+
+    name: str
+
+    @abstractmethod
+    def sparse_reducer(self, spec: ReducerSpec) -> AbstractSparseReducer: ...
+
+    @abstractmethod
+    def dense_reducer(self, spec: ReducerSpec) -> AbstractDenseReducer: ...
