@@ -1,0 +1,70 @@
+"""Who takes part in a round, and how much the workers that are left can still add to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = ["Membership", "Worker", "sort_workers", "worker_key"]
+
+Worker = int | str
+
+
+class Membership:
+    """The workers that joined, and those among them that are still there.
+
+    Guarded by the lock of the round that it belongs to.
+    """
+
+    def __init__(self, expected_workers: int | None, max_per_worker: int | None) -> None:
+        self._live: dict[Worker, bool] = {}
+        """Every worker that ever joined, and whether it is there now."""
+        self._expected = expected_workers
+        self._max_per_worker = max_per_worker
+
+    def join(self, worker: Worker) -> None:
+        self._live[worker] = True
+
+    def leave(self, worker: Worker) -> None:
+        if worker in self._live:
+            self._live[worker] = False
+
+    @property
+    def num_live(self) -> int:
+        return sum(self._live.values())
+
+    @property
+    def left(self) -> tuple[Worker, ...]:
+        """Return the workers that have left, in `sort_workers` order."""
+        return sort_workers(worker for worker, live in self._live.items() if not live)
+
+    @property
+    def most(self) -> int | None:
+        """Return how many gradients one round can ever hold; None if there is no bound."""
+        if self._expected is None or self._max_per_worker is None:
+            return None
+        return self._expected * self._max_per_worker
+
+    def capacity(self, accepted: dict[Worker, int]) -> int | None:
+        """Return how many gradients the live workers can add to a round.
+
+        Args:
+            accepted: what the round holds already, by worker.
+
+        Returns:
+            None as long as there is no bound: a worker that is expected has not joined yet, or may apply
+            any number of times.
+        """
+        if self._max_per_worker is None or self._expected is None or len(self._live) < self._expected:
+            return None
+        most = self._max_per_worker
+        return sum(most - accepted.get(worker, 0) for worker, live in self._live.items() if live)
+
+
+def sort_workers(workers: Iterable[Worker]) -> tuple[Worker, ...]:
+    """Sort workers: numbers first, then names."""
+    return tuple(sorted(workers, key=worker_key))
+
+
+def worker_key(worker: Worker) -> tuple[bool, int, str]:
+    """Return the sort key of a worker: numbers first, then names."""
+    return (True, 0, worker) if isinstance(worker, str) else (False, worker, "")

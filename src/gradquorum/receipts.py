@@ -1,0 +1,113 @@
+"""What an apply answers."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+
+__all__ = ["ApplyReceipt", "ApplyStatus"]
+
+
+class ApplyStatus(enum.Enum):
+    """What became of a gradient."""
+
+    ACCEPTED = "accepted"
+    """It is in the round and counts once."""
+    STALE = "stale"
+    """Its `local_step` lies before the round's step: dropped."""
+    DUPLICATE = "duplicate"
+    """Its `(worker, sequence)` has been judged before: nothing happened."""
+    SKIPPED = "skipped"
+    """It holds a NaN or an infinity and `on_nonfinite="skip"`: dropped."""
+    REFUSED = "refused"
+    """Its worker already has `max_per_worker` gradients in this round: dropped."""
+    DEFERRED = "deferred"
+    """A staleness policy keeps it for the next round."""
+
+
+class ApplyReceipt:
+    """What became of one gradient. True exactly when it was accepted.
+
+    Attributes:
+        status: the judgement.
+        step: the round's step that it was judged against.
+        lag: how many steps too late a stale gradient was; 0 for all others.
+        num_accumulated: gradients in the round right after the judgement: with this one, if it was
+            accepted, and before a take that it completed.
+        lent: whether the accumulator still reads the caller's array (only ever with `copy=False`).
+        first_status: for a duplicate, what became of the first one, where that is remembered.
+
+    Example:
+        >>> import gradquorum as gq
+        >>> with gq.SparseConditionalAccumulator("float32", (5, 1)) as acc:
+        ...     receipt = acc.apply_grad([3], [[1.0]])
+        >>> receipt.status.name, bool(receipt), receipt.num_accumulated
+        ('ACCEPTED', True, 1)
+    """
+
+    __slots__ = ("_borrower", "first_status", "lag", "lent", "num_accumulated", "status", "step")
+
+    def __init__(
+        self,
+        status: ApplyStatus,
+        step: int,
+        lag: int,
+        num_accumulated: int,
+        *,
+        first_status: ApplyStatus | None = None,
+        borrower: Callable[[], object] | None = None,
+    ) -> None:
+        self.status = status
+        self.step = step
+        self.lag = lag
+        self.num_accumulated = num_accumulated
+        self.first_status = first_status
+        self.lent = borrower is not None
+        self._borrower = borrower
+
+    @property
+    def released(self) -> bool:
+        """Whether the caller may write to its arrays again.
+
+        True at once unless `lent`; then true when the gradient has been merged and delivered, compacted or
+        discarded: nothing that reads the array is left.
+        """
+        return self._borrower is None or self._borrower() is None
+
+    def __bool__(self) -> bool:
+        return self.status is ApplyStatus.ACCEPTED
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # A receipt in another process cannot watch the array: it says what was true when it left.
+        state = (self.status, self.step, self.lag, self.num_accumulated, self.first_status, self.lent)
+        return _rebuild, (*state, self.released)
+
+    def __repr__(self) -> str:
+        parts = [self.status.name, f"step={self.step}", f"num_accumulated={self.num_accumulated}"]
+        if self.lag:
+            parts.append(f"lag={self.lag}")
+        if self.first_status is not None:
+            parts.append(f"first_status={self.first_status.name}")
+        if self.lent:
+            parts.append(f"lent, released={self.released}")
+        return f"ApplyReceipt({', '.join(parts)})"
+
+
+def _rebuild(
+    status: ApplyStatus,
+    step: int,
+    lag: int,
+    num_accumulated: int,
+    first_status: ApplyStatus | None,
+    lent: bool,
+    released: bool,
+) -> ApplyReceipt:
+    receipt = ApplyReceipt(status, step, lag, num_accumulated, first_status=first_status)
+    receipt.lent = lent
+    if lent and not released:
+        receipt._borrower = _never_released
+    return receipt
+
+
+def _never_released() -> bool:
+    return True

@@ -1,0 +1,107 @@
+"""What passes through a round: contributions in, batches out, verdicts back. All opaque about values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from gradquorum.receipts import ApplyStatus
+
+__all__ = ["Batch", "Contribution", "Figures", "FormConflict", "Forms", "Prefix", "Verdict", "either"]
+
+Forms = tuple[tuple[int, ...] | None, ...]
+"""For each member the shape of a row (dense: of the array), None where it is not known."""
+
+
+def either(first: Forms, second: Forms) -> Forms:
+    """Return for each member the shape that is known."""
+    return tuple(b if a is None else a for a, b in zip(first, second, strict=True))
+
+
+class FormConflict(Exception):
+    """A gradient's row shape differs from that of the gradients in the round. Never leaves the package."""
+
+    def __init__(self, member: int, expected: tuple[int, ...]) -> None:
+        super().__init__(member, expected)
+        self.member = member
+        self.expected = expected
+
+
+class Contribution:
+    """One accepted gradient, or the merged prefix of a log: one block for each member.
+
+    Receipts watch it by weak reference: once it is gone, nothing reads a lent array any more.
+
+    Attributes:
+        blocks: one for each member of the round.
+        forms: the row shape of each member's block.
+        num_bytes: memory that the blocks keep alive.
+        num_gradients: 1, or the length of the prefix.
+        worker: who offered it; None if it gave no name.
+        sequence: the worker's number for it, or None.
+        workers: all the named workers in it.
+    """
+
+    __slots__ = ("__weakref__", "blocks", "forms", "num_bytes", "num_gradients", "sequence", "worker", "workers")
+
+    def __init__(
+        self,
+        blocks: tuple[Any, ...],
+        forms: Forms,
+        num_bytes: int,
+        *,
+        worker: int | str | None = None,
+        sequence: int | None = None,
+        num_gradients: int = 1,
+        workers: frozenset[int | str] = frozenset(),
+    ) -> None:
+        self.blocks = blocks
+        self.forms = forms
+        self.num_bytes = num_bytes
+        self.worker = worker
+        self.sequence = sequence
+        self.num_gradients = num_gradients
+        self.workers = workers if worker is None else frozenset((worker,))
+
+
+@dataclass(slots=True)
+class Batch:
+    """A detached round: what one take delivers."""
+
+    contributions: list[Contribution]
+    """In order of acceptance."""
+    forms: Forms
+    num_gradients: int
+    num_bytes: int
+    step: int
+    """The round's step before it was detached."""
+    serial: int
+    """Counts the rounds detached: older ones are delivered first."""
+
+
+class Prefix:
+    """The part of a log that one thread is compacting. The work is given up when this object dies."""
+
+    __slots__ = ("__weakref__", "contributions", "serial")
+
+    def __init__(self, contributions: list[Contribution], serial: int) -> None:
+        self.contributions = contributions
+        self.serial = serial
+
+
+class Verdict(NamedTuple):
+    """The judgement of one gradient."""
+
+    status: ApplyStatus
+    step: int
+    lag: int
+    num_accumulated: int
+    first_status: ApplyStatus | None = None
+
+
+class Figures(NamedTuple):
+    """What a message about a wait says."""
+
+    have: int
+    step: int
+    num_stale: int

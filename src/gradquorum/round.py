@@ -1,0 +1,497 @@
+"""The round: a log of contributions plus a few words of state, under one lock.
+
+What it decides: which gradients count, when a take is served and with what, who may still come. It never
+touches a value, calls nobody back and logs nothing while it holds the lock. Whoever completes a quorum
+detaches the round for the oldest take *before its own call returns*; the taker only merges.
+
+Signals. In the main thread an exception (Ctrl-C) can surface after any call of a C function and at the
+entry of any Python function, also inside a ``with self._lock``. So each transition first prepares everything
+and then commits in statements that call nothing; a ticket is filled and woken in one breath, the call to
+``wake()`` being the last thing. What an exception may leave undone is *serving* a queue whose head has become
+servable, or taking back an abandoned ticket: `_settle`, with which every call begins, does both.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+
+from gradquorum.budget import Budget
+from gradquorum.errors import ClosedError, DeadlineExceededError, InvalidArgumentError, UnavailableError
+from gradquorum.marks import NO_MARKS, Marks
+from gradquorum.membership import Membership, Worker
+from gradquorum.publication import Publication
+from gradquorum.receipts import ApplyStatus
+from gradquorum.records import Batch, Contribution, Figures, FormConflict, Forms, Prefix, Verdict, either
+from gradquorum.waiters import Deadline, Handle, Ticket, cancel_closed
+
+__all__ = ["MAX_STEP", "Round"]
+
+MAX_STEP = 2**63 - 1
+
+
+class Round:
+    """The state machine of one accumulator or group.
+
+    Guarded by ``_lock``: every attribute that is assigned outside ``__init__``. The public ones may be read
+    without it, and ``abandoned`` may be appended to without it.
+    """
+
+    def __init__(
+        self,
+        num_members: int,
+        *,
+        expected_workers: int | None = None,
+        max_per_worker: int | None = None,
+        max_bytes: int | None = None,
+        block_when_full: bool = False,
+        compact_from_bytes: int = 0,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._no_forms: Forms = (None,) * num_members
+        self._max_per_worker = max_per_worker
+        self._compact_from_bytes = compact_from_bytes
+
+        self.step = 0
+        self.publication = Publication(self._lock)
+        self.budget = Budget(self._lock, max_bytes, block=block_when_full)
+        self._membership = Membership(expected_workers, max_per_worker)
+        self._marks: dict[Worker, Marks] = {}
+
+        # The open round
+        self._log: list[Contribution] = []
+        self._count = 0
+        self._forms: Forms = self._no_forms
+        self._accepted: dict[Worker, int] = {}
+        """Gradients of each named worker."""
+        self._num_stale = 0
+        self._serial = 0
+        """Counts the rounds that were detached or discarded."""
+        self.compact_above_bytes = compact_from_bytes
+        """Size of the log from which a compaction is worth a look."""
+        self._compaction: weakref.ref[Prefix] | None = None
+
+        # Takes
+        self._queue: deque[Ticket] = deque()
+        """The waiting ones, oldest first. Between calls the head cannot be served."""
+        self._undelivered: list[Batch] = []
+        """Rounds that were detached and whose take was cut off, oldest first."""
+        self.abandoned: deque[Ticket] = deque()
+        """Tickets whose takers were cut off. An append to it is all that a taker must manage."""
+
+        self._handles: weakref.WeakSet[Handle] = weakref.WeakSet()
+        self._closed = False
+        self._num_orphaned = 0
+        """Gradients of rounds that came back after the close."""
+
+    # Handles
+
+    def open(self) -> Handle | None:
+        """Return a new handle, or None if the round has been closed."""
+        handle = Handle()
+        with self._lock:
+            if self._closed:
+                return None
+            self._handles.add(handle)
+        return handle
+
+    def close(self, handle: Handle, *, for_all: bool = False) -> int:
+        """Close one handle or all, end their waits, and return how many gradients that discarded."""
+        with self._lock:
+            self._settle()
+            if handle.closed:
+                return 0
+            for closing in list(self._handles) if for_all else [handle]:
+                closing.closed = True
+            cancel_closed(self._queue, "TakeGrad operation was cancelled")
+            self.publication.cancel_closed()
+            self.budget.cancel_closed()
+            if all(other.closed for other in self._handles):
+                self._closed = True
+                discarded = self._count + sum(batch.num_gradients for batch in self._undelivered)
+                self._undelivered = []
+                self._clear()
+                return discarded
+            self._serve()
+            return 0
+
+    def _check_open(self, handle: Handle) -> None:
+        if handle.closed:
+            raise ClosedError("this handle has been closed; make a new accumulator or group to go on")
+
+    # Applies
+
+    def offer(
+        self, handle: Handle, contribution: Contribution, local_step: int | None, *, finite: bool = True
+    ) -> Verdict | None:
+        """Judge one gradient; None if there is no memory for it and nothing has been judged.
+
+        Raises:
+            FormConflict: its row shape differs from the round's.
+            InvalidArgumentError: its sequence lies below the window of its worker's marks.
+            ClosedError: the handle has been closed.
+        """
+        worker, sequence = contribution.worker, contribution.sequence
+        with self._lock:
+            self._settle()
+            self._check_open(handle)
+            step, marks = self.step, NO_MARKS
+            accepted = 0
+            if worker is not None:
+                accepted = self._accepted.get(worker, 0)
+                if sequence is not None:
+                    marks = self._marks.get(worker, NO_MARKS)
+                    first = marks.status_of(sequence)
+                    if first is not None:
+                        self._membership.join(worker)
+                        return Verdict(ApplyStatus.DUPLICATE, step, 0, self._count, first)
+            forms, lag = self._forms, 0
+            if local_step is not None and local_step < step:
+                status, lag = ApplyStatus.STALE, step - local_step
+            else:
+                forms = self._merged_forms(contribution.forms)
+                if not finite:
+                    status = ApplyStatus.SKIPPED
+                elif self._max_per_worker is not None and accepted >= self._max_per_worker:
+                    status = ApplyStatus.REFUSED
+                elif not self.budget.has_room(contribution.num_bytes):
+                    return None
+                else:
+                    status = ApplyStatus.ACCEPTED
+            if sequence is not None:
+                marks = marks.judged(sequence, status)
+            if worker is not None:
+                self._membership.join(worker)
+            end = len(self._log)
+            # Commit.
+            if worker is not None and sequence is not None:
+                self._marks[worker] = marks
+            if status is ApplyStatus.ACCEPTED:
+                self._log[end:] = (contribution,)
+                self._count += 1
+                self.budget.log_bytes += contribution.num_bytes
+                self._forms = forms
+                if worker is not None:
+                    self._accepted[worker] = accepted + 1
+            elif status is ApplyStatus.STALE:
+                self._num_stale += 1
+            count = self._count
+            if self._queue:
+                self._serve()
+        return Verdict(status, step, lag, count)
+
+    def _merged_forms(self, offered: Forms) -> Forms:
+        """Return the round's row shapes with those of one more gradient."""
+        if offered == self._forms:
+            return self._forms
+        for member, (form, known) in enumerate(zip(offered, self._forms, strict=True)):
+            if form is not None and known is not None and form != known:
+                raise FormConflict(member, known)
+        return either(self._forms, offered)
+
+    def forms_for(self, local_step: int | None) -> Forms:
+        """Return the row shapes that a gradient of that step has to match."""
+        with self._lock:
+            stale = local_step is not None and local_step < self.step
+            return self._no_forms if stale else self._forms
+
+    def wait_for_room(self, handle: Handle, num_bytes: int, deadline: Deadline) -> None:
+        """Wait until there may be room for a gradient; the errors are those of `Budget`."""
+        with self._lock:
+            self._settle()
+            self._check_open(handle)
+            if self.budget.has_room(num_bytes):
+                return
+            stuck = None
+            if self._queue:
+                stuck = f"the oldest one waits for {self._queue[0].num_required} gradients, {self._count} are here"
+            waiter = self.budget.line_up(handle, num_bytes, deadline, stuck)
+        self.budget.wait(waiter, deadline)
+
+    # Takes
+
+    def enqueue(self, ticket: Ticket) -> None:
+        """Put a take in the queue; it may be served at once.
+
+        Raises:
+            InvalidArgumentError: it could never be served.
+            ClosedError: the handle has been closed.
+        """
+        with self._lock:
+            self._settle()
+            self._check_open(ticket.handle)
+            most = self._membership.most
+            if most is not None and ticket.num_required > most:
+                raise InvalidArgumentError(
+                    f"num_required: expected at most expected_workers x max_per_worker = {most}, "
+                    f"got {ticket.num_required}"
+                )
+            self._queue.append(ticket)
+            self._serve()
+            if self._queue:
+                self.budget.look_again()  # perhaps no take can free memory any more
+
+    def expire(self, ticket: Ticket) -> None:
+        """End a take whose time is over, unless it has been decided."""
+        with self._lock:
+            self._settle()
+            i = self._position(ticket)
+            if i is None:
+                return
+            have, need = self._count, ticket.num_required
+            error = DeadlineExceededError(
+                f"take_grad: have {have}, need {need} at step {self.step}; {self._num_stale} dropped as stale "
+                "since the round began",
+                have=have,
+                need=need,
+                step=self.step,
+                num_stale=self._num_stale,
+            )
+            del self._queue[i]
+            ticket.error = error
+            ticket.wake()
+            self._serve()
+
+    def withdraw(self, ticket: Ticket) -> bool:
+        """Take a ticket out of the queue; False if it has been decided already."""
+        with self._lock:
+            self._settle()
+            i = self._position(ticket)
+            if i is None:
+                return False
+            del self._queue[i]
+            self._serve()
+            return True
+
+    def deliver(self, ticket: Ticket) -> None:
+        """Record that the result of a ticket is in its taker's hands. Its last chance is `abandoned`."""
+        batch = ticket.batch
+        assert batch is not None
+        with self._lock:
+            # Commit.
+            self.budget.detached_bytes -= batch.num_bytes
+            ticket.delivered = True
+            self.budget.look_again()
+
+    def settle(self) -> int:
+        """Take back what cut-off takers left, serve who waits; return gradients lost to a closed round."""
+        with self._lock:
+            self._settle()
+            orphaned = self._num_orphaned
+            self._num_orphaned = 0
+        return orphaned
+
+    def _settle(self) -> None:
+        """Do what an exception may have left undone: abandoned tickets, then a servable queue."""
+        while self.abandoned:
+            ticket = self.abandoned[0]
+            batch = ticket.batch
+            i = self._position(ticket)
+            if i is not None:
+                del self._queue[i]
+                del self.abandoned[0]
+            elif batch is None:
+                del self.abandoned[0]
+            else:
+                older = sum(other.serial < batch.serial for other in self._undelivered)
+                regained = batch.num_bytes if ticket.delivered else 0
+                if self._closed:
+                    self._num_orphaned += batch.num_gradients
+                else:
+                    self._undelivered[older:older] = (batch,)
+                    self.budget.detached_bytes += regained
+                ticket.batch = None
+                del self.abandoned[0]
+        if self._queue:
+            self._serve()
+
+    def _position(self, ticket: Ticket) -> int | None:
+        return next((i for i, waiting in enumerate(self._queue) if waiting is ticket), None)
+
+    def _serve(self) -> None:
+        """Serve the oldest takes as long as that is possible, and end those that never can be."""
+        while self._queue:
+            ticket = self._queue[0]
+            if self._undelivered:
+                batch = self._undelivered[0]
+                del self._undelivered[0], self._queue[0]
+                ticket.batch = batch
+                ticket.wake()
+            elif self._count >= ticket.num_required:
+                self._detach_for(ticket)
+            elif not self._end_hopeless():
+                return
+
+    def _detach_for(self, ticket: Ticket) -> None:
+        """Detach the round, or an exact part of it, for the head of the queue, and advance the step."""
+        if self.step == MAX_STEP:
+            error = InvalidArgumentError(f"global_step is {MAX_STEP}: a take would pass int64; set_global_step first")
+            del self._queue[0]
+            ticket.error = error
+            ticket.wake()
+            return
+        taken, rest = self._log, list[Contribution]()
+        count, accepted = 0, dict[Worker, int]()
+        forms: Forms = self._no_forms
+        num_bytes = self.budget.log_bytes
+        if ticket.exact:
+            taken, rest = self._log[: ticket.num_required], self._log[ticket.num_required :]
+            num_bytes = sum(contribution.num_bytes for contribution in taken)
+            count = len(rest)
+            for contribution in rest:
+                forms = either(forms, contribution.forms)
+                if contribution.worker is not None:
+                    accepted[contribution.worker] = accepted.get(contribution.worker, 0) + 1
+        batch = Batch(taken, self._forms, self._count - count, num_bytes, self.step, self._serial)
+        # Commit.
+        self._log, self._count, self._forms, self._accepted = rest, count, forms, accepted
+        self.budget.log_bytes -= num_bytes
+        self.budget.detached_bytes += num_bytes
+        self._num_stale = 0
+        self._serial += 1
+        self.compact_above_bytes = self._compact_from_bytes
+        self.step += 1
+        del self._queue[0]
+        ticket.batch = batch
+        ticket.wake()
+
+    def _end_hopeless(self) -> bool:
+        """End the takes that the live workers cannot satisfy; True if the head was among them."""
+        fresh = self._membership.capacity({})
+        now = self._membership.capacity(self._accepted)
+        if fresh is None or now is None:
+            return False
+        head, i = self._queue[0], 0
+        while i < len(self._queue):
+            ticket = self._queue[i]
+            possible = self._count + now if i == 0 else fresh
+            if ticket.num_required <= possible:
+                i += 1
+                continue
+            live, left = self._membership.num_live, self._membership.left
+            error = UnavailableError(
+                f"take_grad: {live} workers live, {ticket.num_required} gradients needed, {possible} can come at "
+                f"most ({self._count} are here); left: {', '.join(map(repr, left)) or 'nobody'}",
+                live=live,
+                needed=ticket.num_required,
+                left=left,
+            )
+            del self._queue[i]
+            ticket.error = error
+            ticket.wake()
+        return not self._queue or self._queue[0] is not head
+
+    # Compaction
+
+    def begin_compaction(self, *, above_bytes: int) -> Prefix | None:
+        """Return the log for the caller to merge, if it is larger than that and nobody else is at it."""
+        with self._lock:
+            busy = self._compaction is not None and self._compaction() is not None
+            if busy or len(self._log) < 2 or self.budget.log_bytes <= above_bytes:
+                return None
+            prefix = Prefix(list(self._log), self._serial)
+            self._compaction = weakref.ref(prefix)
+            return prefix
+
+    def end_compaction(self, prefix: Prefix, merged: Contribution | None, compact_above_bytes: int) -> None:
+        """Swap the merged prefix in, unless the round was detached meanwhile; None leaves the log as it is."""
+        with self._lock:
+            self._compaction = None
+            if prefix.serial != self._serial:
+                return
+            self.compact_above_bytes = max(compact_above_bytes, self._compact_from_bytes)
+            if merged is not None:
+                length = len(prefix.contributions)
+                freed = sum(contribution.num_bytes for contribution in prefix.contributions) - merged.num_bytes
+                # Commit.
+                self._log[:length] = (merged,)
+                self.budget.log_bytes -= freed
+                self.budget.look_again()
+
+    # Steps
+
+    def set_step(self, handle: Handle, step: int) -> int:
+        """Set the step and return the one before."""
+        with self._lock:
+            self._settle()
+            self._check_open(handle)
+            before = self.step
+            self.step = step
+            return before
+
+    def publish(self, handle: Handle, step: int | None) -> int:
+        """Publish a step, by default the current one, and return it."""
+        with self._lock:
+            self._check_open(handle)
+            step = self.step if step is None else step
+            self.publication.publish(step)
+            return step
+
+    # Workers
+
+    def join(self, handle: Handle, worker: Worker) -> None:
+        """Count a worker as live."""
+        with self._lock:
+            self._settle()
+            self._check_open(handle)
+            self._membership.join(worker)
+
+    def leave(self, worker: Worker) -> None:
+        """Count a worker as gone; takes that cannot be satisfied without it end."""
+        with self._lock:
+            self._membership.leave(worker)
+            self._serve()
+
+    def last_sequence(self, handle: Handle, worker: Worker) -> int:
+        """Return the highest sequence of a worker that was judged, -1 if there is none."""
+        with self._lock:
+            self._check_open(handle)
+            return self._marks.get(worker, NO_MARKS).highest
+
+    @property
+    def num_workers(self) -> int:
+        with self._lock:
+            return self._membership.num_live
+
+    # State
+
+    def figures(self) -> Figures:
+        """Return what a message about a wait says."""
+        with self._lock:
+            self._settle()
+            return Figures(self._count, self.step, self._num_stale)
+
+    def num_accumulated(self, handle: Handle) -> int:
+        """Return the gradients in the open round."""
+        with self._lock:
+            self._settle()
+            self._check_open(handle)
+            return self._count
+
+    @property
+    def num_undelivered(self) -> int:
+        with self._lock:
+            self._settle()
+            return len(self._undelivered)
+
+    def discard(self, handle: Handle) -> int:
+        """Empty the open round and return how many gradients that were."""
+        with self._lock:
+            self._settle()
+            self._check_open(handle)
+            count = self._clear()
+            self._serve()  # what workers that have left had added is gone
+            return count
+
+    def _clear(self) -> int:
+        count = self._count
+        # Commit.
+        self._log = []
+        self._count = self.budget.log_bytes = 0
+        self._forms = self._no_forms
+        self._accepted = {}
+        self._serial += 1
+        self.compact_above_bytes = self._compact_from_bytes
+        self.budget.look_again()
+        return count

@@ -1,0 +1,127 @@
+"""What a thread waits on: a waiter of its own, which the deciding call fills and wakes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from gradquorum.errors import CancelledError
+from gradquorum.records import Batch
+
+__all__ = ["Deadline", "Handle", "Ticket", "Waiter", "cancel_closed", "wait_in_line", "wake_all"]
+
+_LOOK_UP_SECONDS = 0.5
+
+
+class Handle:
+    """The identity of one open accumulator object on its round."""
+
+    __slots__ = ("__weakref__", "closed")
+
+    def __init__(self) -> None:
+        self.closed = False
+        """Guarded by the round's lock."""
+
+
+class Deadline:
+    """A moment on the monotonic clock, or never."""
+
+    __slots__ = ("at", "timeout")
+
+    def __init__(self, timeout: float | None) -> None:
+        self.timeout = timeout
+        self.at = float("inf") if timeout is None else time.monotonic() + timeout
+
+    @property
+    def passed(self) -> bool:
+        """Whether it lies behind us."""
+        return time.monotonic() >= self.at
+
+    def left(self, at_most: float = threading.TIMEOUT_MAX) -> float:
+        """Return the seconds left, not below 0 and not above `at_most`."""
+        return min(max(self.at - time.monotonic(), 0.0), at_most)
+
+
+class Waiter:
+    """One thread that waits. It is filled and woken exactly once, under the round's lock, or leaves its line."""
+
+    __slots__ = ("_gate", "error", "handle", "wake")
+
+    def __init__(self, handle: Handle, wake: Callable[[], Any] | None = None) -> None:
+        self.handle = handle
+        self.error: BaseException | None = None
+        """Guarded by the round's lock until woken."""
+        self._gate = threading.Lock()
+        if wake is None:
+            self._gate.acquire()
+            wake = self._gate.release
+        self.wake = wake
+        """A C function: nothing of the user's runs under the lock and no signal comes between."""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until woken; False if the seconds pass first. Ctrl-C in the main thread interrupts it."""
+        if threading.get_ident() != threading.main_thread().ident:
+            return self._gate.acquire(timeout=seconds)
+        # A signal that arrives when CPython is just about to wait for the lock does not interrupt it.
+        until = time.monotonic() + seconds
+        while not self._gate.acquire(timeout=min(seconds, _LOOK_UP_SECONDS)):
+            seconds = until - time.monotonic()
+            if seconds <= 0:
+                return False
+        return True
+
+
+class Ticket(Waiter):
+    """One take in the queue."""
+
+    __slots__ = ("batch", "delivered", "exact", "num_required", "since")
+
+    def __init__(self, handle: Handle, num_required: int, exact: bool, wake: Callable[[], Any] | None = None) -> None:
+        super().__init__(handle, wake)
+        self.num_required = num_required
+        self.exact = exact
+        self.since = time.monotonic()
+        self.batch: Batch | None = None
+        """What it will deliver. Guarded by the round's lock until woken."""
+        self.delivered = False
+        """Guarded by the round's lock."""
+
+
+def wake_all(line: deque[Waiter]) -> None:
+    """Wake everybody in a line, which is left empty. The caller holds the lock."""
+    while line:
+        waiter = line[0]
+        del line[0]
+        waiter.wake()
+
+
+def cancel_closed(line: deque[Any], message: str) -> None:
+    """End the waits of closed handles. The caller holds the lock."""
+    i = 0
+    while i < len(line):
+        waiter = line[i]
+        if waiter.handle.closed:
+            del line[i]
+            waiter.error = CancelledError(message)
+            waiter.wake()
+        else:
+            i += 1
+
+
+def wait_in_line(waiter: Waiter, line: deque[Waiter], lock: threading.Lock, deadline: Deadline) -> None:
+    """Wait until woken or until the deadline, then leave the line.
+
+    Raises:
+        CancelledError: the handle was closed meanwhile.
+    """
+    try:
+        waiter.wait(deadline.left())
+    finally:
+        with lock:
+            if waiter in line:
+                line.remove(waiter)
+    if waiter.error is not None:
+        raise waiter.error
