@@ -1,0 +1,211 @@
+"""Whatever a caller calls an array, as NumPy sees it: lists, NumPy, and the arrays of frameworks.
+
+Frameworks are recognised by what they have loaded themselves; none is imported here.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradquorum.dtypes import is_bfloat16
+from gradquorum.errors import InvalidArgumentError, InvalidDTypeError
+
+__all__ = ["as_dims", "as_index_vector", "as_integer", "as_values", "split_torch_sparse"]
+
+MAX_INT64 = 2**63 - 1
+_NO_ARRAYS = (int, float, complex, list, tuple)
+"""What is converted, not refused, when its dtype differs."""
+_KIND_RANK = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
+
+
+def as_values(
+    what: str, values: Any, dtype: np.dtype[Any], *, convert_arrays: bool = False
+) -> tuple[NDArray[Any], bool]:
+    """Return values as an array of `dtype` in native byte order, and whether it is the caller's memory.
+
+    Lists and scalars are converted unless that loses their kind (real to integer, complex to real). An array
+    of another dtype is refused, or with `convert_arrays` converted under the same condition.
+
+    Raises:
+        InvalidDTypeError: the dtype does not fit.
+        InvalidArgumentError: this is no array at all, or a number does not fit the dtype.
+    """
+    array, is_array = _as_array(what, values)
+    if array.dtype == dtype:
+        return array, is_array
+    if array.dtype.newbyteorder("=") == dtype:
+        return array.astype(dtype), False
+    if is_array and not convert_arrays:
+        raise InvalidDTypeError(
+            f"{what}: expected an array of {dtype.name}, got {array.dtype.name}; "
+            f"write .astype({_spell(dtype)}) to convert it"
+        )
+    if array.size == 0 and not is_array:  # NumPy calls an empty list float64
+        return array.astype(dtype), False
+    return _converted(what, array, dtype), False
+
+
+def _converted(what: str, array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    have, want = _kind_rank(array.dtype), _kind_rank(dtype)
+    if have is None or want is None or have > want:
+        raise InvalidDTypeError(
+            f"{what}: expected numbers that {dtype.name} can hold, got {array.dtype.name}, "
+            "and converting would lose what kind of number they are"
+        )
+    if want == 1 and array.size:
+        limits = np.iinfo(dtype)
+        if int(array.min()) < limits.min or int(array.max()) > limits.max:
+            raise InvalidArgumentError(f"{what}: expected integers that {dtype.name} can hold, got one beyond")
+    with np.errstate(over="ignore", invalid="ignore"):
+        return array.astype(dtype)
+
+
+def _kind_rank(dtype: np.dtype[Any]) -> int | None:
+    return 2 if is_bfloat16(dtype) else _KIND_RANK.get(dtype.kind)
+
+
+def _spell(dtype: np.dtype[Any]) -> str:
+    return "ml_dtypes.bfloat16" if is_bfloat16(dtype) else f"np.{dtype.name}"
+
+
+def _as_array(what: str, values: Any) -> tuple[NDArray[Any], bool]:
+    """Return a NumPy array, and whether this was an array (and not a list or a scalar) before."""
+    if type(values) is np.ndarray:
+        return values, True
+    if isinstance(values, np.ma.MaskedArray):
+        raise InvalidArgumentError(f"{what}: expected an array without a mask, got a masked one; fill it first")
+    if isinstance(values, _NO_ARRAYS) and not isinstance(values, np.generic):
+        try:
+            return np.asarray(values), False
+        except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+            raise InvalidArgumentError(f"{what}: expected an array, got a sequence that is none: {error}") from error
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(values, torch.Tensor):
+        return _from_torch(what, values, torch), True
+    try:
+        if hasattr(values, "__array_interface__") or hasattr(values, "__array__"):
+            return np.asarray(values), True
+        if hasattr(values, "__dlpack__"):
+            return np.from_dlpack(values), True
+        return np.asarray(memoryview(values)), True
+    except (TypeError, ValueError, BufferError, RuntimeError) as error:
+        raise InvalidArgumentError(
+            f"{what}: expected an array, a list or a scalar, got {type(values).__name__}: {error}"
+        ) from error
+
+
+def _from_torch(what: str, tensor: Any, torch: Any) -> NDArray[Any]:
+    if tensor.layout != torch.strided:
+        raise InvalidArgumentError(
+            f"{what}: expected a dense tensor, got one of layout {tensor.layout}; "
+            "give a sparse gradient to apply_indexed_slices_grad"
+        )
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    if tensor.dtype == torch.bfloat16:
+        import ml_dtypes
+
+        bits: NDArray[Any] = tensor.view(torch.int16).numpy()
+        return bits.view(ml_dtypes.bfloat16)
+    array: NDArray[Any] = tensor.numpy()
+    return array
+
+
+def split_torch_sparse(what: str, gradient: Any) -> tuple[Any, Any, Any] | None:
+    """Return `(indices, values, shape)` of a torch sparse COO tensor; None for everything else.
+
+    Raises:
+        InvalidArgumentError: it has more than one sparse dimension.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(gradient, torch.Tensor) or gradient.layout != torch.sparse_coo:
+        return None
+    if gradient.sparse_dim() != 1:
+        raise InvalidArgumentError(
+            f"{what}: expected a sparse tensor with one sparse dimension, the rows, got {gradient.sparse_dim()}"
+        )
+    gradient = gradient.detach()
+    return gradient._indices()[0], gradient._values(), tuple(gradient.shape)
+
+
+def as_index_vector(indices: Any) -> NDArray[np.int64]:
+    """Return ids as a private int64 array of whatever rank they have.
+
+    Raises:
+        InvalidDTypeError: they are no integers.
+        InvalidArgumentError: one does not fit int64.
+    """
+    array, is_array = _as_array("indices", indices)
+    if array.size == 0 and not is_array:
+        return np.zeros(array.shape, np.int64)
+    if array.dtype.kind == "f" and not is_array:  # NumPy's answer to a mixture of uint64 and others
+        array = _integers(indices, array)
+    if array.dtype.kind not in "iu":
+        raise InvalidDTypeError(f"indices: expected integers, got {array.dtype.name}")
+    if array.dtype.kind == "u" and array.dtype.itemsize == 8:
+        array = array.copy()  # the caller's may change between check and use
+        if array.size and int(array.max()) > MAX_INT64:
+            raise InvalidArgumentError(f"indices: expected ids up to {MAX_INT64}, got {int(array.max())}")
+    return np.array(array, np.int64, order="C")
+
+
+def _integers(sequence: Any, fallback: NDArray[Any]) -> NDArray[Any]:
+    try:
+        return np.array([operator.index(number) for number in sequence], np.int64)
+    except (TypeError, OverflowError):
+        return fallback
+
+
+def as_integer(what: str, number: Any) -> int:
+    """Return a scalar integer that fits int64.
+
+    Raises:
+        InvalidDTypeError: it is no integer.
+        InvalidArgumentError: it is no scalar, or does not fit.
+    """
+    if type(number) is not int:
+        if getattr(number, "ndim", 0) or isinstance(number, (list, tuple)):
+            raise InvalidArgumentError(f"{what} must be scalar, got {number!r}")
+        is_bool = isinstance(number, (bool, np.bool_)) or str(getattr(number, "dtype", "")).endswith("bool")
+        try:
+            if is_bool:
+                raise TypeError
+            number = operator.index(number)
+        except (TypeError, ValueError):
+            raise InvalidDTypeError(f"{what}: expected an integer, got {number!r}") from None
+    if not -MAX_INT64 - 1 <= number <= MAX_INT64:
+        raise InvalidArgumentError(f"{what}: expected an int64, got {number}")
+    return int(number)
+
+
+def as_dims(what: str, dims: Any, *, unknown: tuple[Any, ...]) -> tuple[int | None, ...]:
+    """Return a shape as a tuple of sizes, None for those that are one of `unknown`.
+
+    Raises:
+        InvalidArgumentError: it is no vector of sizes.
+    """
+    if hasattr(dims, "as_list"):  # tf.TensorShape
+        dims = () if dims.rank is None else dims.as_list()
+    if getattr(dims, "ndim", 1) != 1 or isinstance(dims, (str, bytes)):
+        raise InvalidArgumentError(f"{what}: expected a vector of sizes, got {dims!r}")
+    try:
+        entries = list(dims)
+    except TypeError:
+        raise InvalidArgumentError(f"{what}: expected a vector of sizes, got {dims!r}") from None
+    sizes: list[int | None] = []
+    for i, entry in enumerate(entries):
+        size = None if entry is None else as_integer(f"{what}[{i}]", getattr(entry, "value", entry))
+        if size is None or size in unknown:
+            if None not in unknown:
+                raise InvalidArgumentError(f"{what}[{i}]: expected a size, got {entry!r}")
+            sizes.append(None)
+        elif size < 0:
+            allowed = ", ".join(map(str, unknown))
+            raise InvalidArgumentError(f"{what}[{i}]: expected a size of 0 or more, or one of {allowed}; got {size}")
+        else:
+            sizes.append(size)
+    return tuple(sizes)

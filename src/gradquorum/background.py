@@ -1,0 +1,96 @@
+"""The library's own threads: a few that merge for futures and coroutines, one that watches their deadlines.
+
+They are daemons, started on first use. A forked child starts its own.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+__all__ = ["Background", "Timer", "background"]
+
+_NUM_THREADS = 2
+
+
+class Timer:
+    """A call that will be made at a moment, unless cancelled before."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.call: Callable[[], Any] | None = call
+
+    def cancel(self) -> None:
+        self.call = None
+
+
+class Background:
+    """Runs jobs and timers. All methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin afresh, with no threads."""
+        self.jobs: SimpleQueue[Callable[[], Any]] = SimpleQueue()
+        """`put` is one C call: it may be made under a lock and no signal comes between."""
+        self._lock = threading.Lock()
+        self._started = False
+        """Guarded by _lock."""
+        self._timers: list[tuple[float, int, Timer]] = []
+        """A heap. Guarded by _lock."""
+        self._earlier = threading.Condition(self._lock)
+        """A timer was added that comes first."""
+        self._serial = itertools.count()
+
+    def start(self) -> None:
+        """Start the threads unless they run."""
+        with self._lock:
+            if self._started:
+                return
+            self._started = True
+        for i in range(_NUM_THREADS):
+            threading.Thread(target=self._run_jobs, name=f"gradquorum-merge-{i}", daemon=True).start()
+        threading.Thread(target=self._run_timers, name="gradquorum-timers", daemon=True).start()
+
+    def call_at(self, moment: float, call: Callable[[], Any]) -> Timer:
+        """Make a call, in a thread of ours, at a moment of the monotonic clock."""
+        timer = Timer(call)
+        with self._lock:
+            heapq.heappush(self._timers, (moment, next(self._serial), timer))
+            self._earlier.notify()
+        return timer
+
+    def _run_jobs(self) -> None:
+        while True:
+            job: Callable[[], Any] | None = self.jobs.get()
+            try:
+                if job is not None:
+                    job()
+            except BaseException:  # a job reports its own errors; this thread must live on
+                logging.getLogger("gradquorum").exception("a background job failed")
+            job = None  # keep nothing alive while waiting
+
+    def _run_timers(self) -> None:
+        while True:
+            with self._lock:
+                while not self._timers or self._timers[0][0] > time.monotonic():
+                    ahead = self._timers[0][0] - time.monotonic() if self._timers else threading.TIMEOUT_MAX
+                    self._earlier.wait(min(max(ahead, 0.0), threading.TIMEOUT_MAX))
+                timer = heapq.heappop(self._timers)[2]
+            if timer.call is not None:
+                self.jobs.put(timer.call)
+
+
+background = Background()
+
+
+os.register_at_fork(after_in_child=background.reset)  # the parent's threads are not here

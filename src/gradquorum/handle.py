@@ -1,0 +1,334 @@
+"""What accumulators and groups share: everything that does not depend on the members of the round."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, NoReturn, Self, TypeVar
+
+import numpy as np
+
+from gradquorum.arrays import as_integer
+from gradquorum.dtypes import accumulate_dtype_of, real_dtype
+from gradquorum.errors import (
+    CancelledError,
+    ClosedError,
+    InvalidArgumentError,
+    InvalidDTypeError,
+    StaleGradientWarning,
+)
+from gradquorum.receipts import ApplyReceipt, ApplyStatus
+from gradquorum.specs import Options, RoundSpec
+from gradquorum.targets import AbstractTarget, Merged, Offer, open_target
+from gradquorum.validation import CheckedDense, CheckedSparse
+
+__all__ = ["AbstractAccumulator", "check_timeout", "check_worker", "make_options"]
+
+R = TypeVar("R")
+
+_logger = logging.getLogger("gradquorum")
+
+
+class AbstractAccumulator(ABC, Generic[R]):
+    """One handle on a round whose takes return an `R`.
+
+    Threads: all methods may be called from any number of threads. A handle on a local round belongs to its
+    process: it does not pickle, and in a forked child its methods raise `ClosedError`.
+    """
+
+    def __init__(self, spec: RoundSpec, shared_name: str | None, name: str, target: object) -> None:
+        for what, value in (("name", name), ("shared_name", shared_name)):
+            if not isinstance(value, str) and not (what == "shared_name" and value is None):
+                raise InvalidArgumentError(f"{what}: expected a string, got {value!r}")
+        self._spec = spec
+        self._name = name.rsplit("/", 1)[-1]
+        self._target: AbstractTarget = open_target(spec, shared_name, target)
+        self._warned_stale = False
+        options = spec.options
+        self._needs_worker = options.order == "worker" or options.max_per_worker is not None
+        weighted = [member for member in spec.members.values() if member.reduction_type == "MEAN_BY_WEIGHT"]
+        self._weight_dtype = (
+            real_dtype(accumulate_dtype_of(weighted[0].dtype, options.accumulate_dtype)) if weighted else None
+        )
+
+    # What subclasses build on
+
+    @abstractmethod
+    def _build(self, merged: Merged) -> R:
+        """Return what a take returns."""
+
+    def _apply(
+        self,
+        gradients: Sequence[CheckedSparse | CheckedDense],
+        local_step: int | None,
+        worker: int | str | None,
+        sequence: int | None,
+        weight: float,
+        copy: bool,
+        timeout: float | None,
+        *,
+        warn_stale: bool = True,
+    ) -> ApplyReceipt:
+        if worker is not None:
+            worker = check_worker(worker)
+        elif self._needs_worker:
+            raise InvalidArgumentError("worker: expected a name, as order='worker' or max_per_worker is set; got None")
+        if sequence is not None:
+            sequence = _check_sequence(worker, sequence)
+        if type(weight) is not float or weight != 1.0:
+            weight = self._check_weight(weight)
+        offer = Offer(gradients, local_step, worker, sequence, weight, not copy, check_timeout(timeout))
+        receipt = self._target.apply(offer)
+        if receipt.status is ApplyStatus.STALE and local_step == 0 and warn_stale and not self._warned_stale:
+            self._warn_stale(receipt)
+        return receipt
+
+    def _check_weight(self, weight: Any) -> float:
+        if isinstance(weight, (bool, np.bool_)) or not isinstance(weight, (int, float, np.integer, np.floating)):
+            raise InvalidDTypeError(f"weight: expected a number, got {weight!r}")
+        if self._weight_dtype is None:
+            if weight == 1:
+                return 1.0
+            raise InvalidArgumentError(f"weight: expected none unless reduction_type is 'MEAN_BY_WEIGHT', got {weight}")
+        with np.errstate(over="ignore", under="ignore"):
+            rounded = float(self._weight_dtype.type(weight))
+        if not (math.isfinite(rounded) and rounded > 0):
+            raise InvalidArgumentError(
+                f"weight: expected a finite number above 0 in {self._weight_dtype.name}, got {weight}"
+            )
+        return rounded
+
+    def _warn_stale(self, receipt: ApplyReceipt) -> None:
+        self._warned_stale = True
+        warnings.warn(
+            f"a gradient with local_step=0 was dropped as stale: the round is at step {receipt.step}. Give the "
+            "step of the parameters it was computed on (published_step), or local_step=None for the current "
+            "step. This is said once for each accumulator.",
+            StaleGradientWarning,
+            stacklevel=4,
+        )
+
+    def _take(self, num_required: Any, timeout: float | None, exact: bool) -> R:
+        number = self._check_take(num_required, exact)
+        return self._target.take(number, check_timeout(timeout), exact, self._build)
+
+    async def _take_async(self, num_required: Any, timeout: float | None, exact: bool) -> R:
+        number = self._check_take(num_required, exact)
+        return await self._target.take_async(number, check_timeout(timeout), exact, self._build)
+
+    def _submit_take(self, num_required: Any, timeout: float | None, exact: bool) -> concurrent.futures.Future[R]:
+        number = self._check_take(num_required, exact)
+        return self._target.submit_take(number, check_timeout(timeout), exact, self._build)
+
+    def _check_take(self, num_required: Any, exact: bool) -> int:
+        number = as_integer("num_required", num_required)
+        if number < 1:
+            raise InvalidArgumentError(f"num_required must be positive, but was {number}")
+        if exact and self._spec.options.compact:
+            raise InvalidArgumentError("exact=True: expected an accumulator made with compact=False")
+        return number
+
+    def _rounds(self, num_required: Any, timeout: float | None) -> Iterator[R]:
+        number, seconds = self._check_take(num_required, exact=False), check_timeout(timeout)
+        return self._iterate(number, seconds)
+
+    def _iterate(self, num_required: int, timeout: float | None) -> Iterator[R]:
+        while True:
+            try:
+                result, step = self._target.take(num_required, timeout, False, self._build_with_step)
+            except (CancelledError, ClosedError):
+                return
+            yield result
+            del result  # the caller's from here on
+            try:
+                self._target.publish(step + 1)
+            except ClosedError:
+                return
+
+    def _build_with_step(self, merged: Merged) -> tuple[R, int]:
+        return self._build(merged), merged.step
+
+    # Public
+
+    @property
+    def name(self) -> str:
+        """The last component of the name it was made with."""
+        return self._name
+
+    @property
+    def engine(self) -> str:
+        """The engine that does the arithmetic: ``"native"`` or ``"reference"``."""
+        return self._target.engine_name
+
+    @property
+    def closed(self) -> bool:
+        """Whether this handle is closed."""
+        return self._target.closed
+
+    def num_accumulated(self, name: str | None = None) -> int:
+        """Return how many gradients the open round holds.
+
+        Args:
+            name: ignored; TensorFlow's methods have it.
+
+        Raises:
+            ClosedError: the handle is closed.
+        """
+        return self._target.num_accumulated()
+
+    @property
+    def global_step(self) -> int:
+        """The round's step. It runs ahead of the parameters while a taker updates: see `published_step`."""
+        return self._target.global_step
+
+    def set_global_step(self, new_global_step: int, name: str | None = None) -> None:
+        """Set the round's step. What is accumulated stays; nothing is published.
+
+        Lowering it is done, and logged as a warning, as TensorFlow documents.
+
+        Args:
+            new_global_step: any int64.
+            name: ignored; TensorFlow's methods have it.
+
+        Raises:
+            InvalidArgumentError: it is no int64. Nothing has changed.
+            ClosedError: the handle is closed.
+        """
+        step = as_integer("new_global_step", new_global_step)
+        before = self._target.set_global_step(step)
+        if step < before:
+            _logger.warning("%s: global_step was lowered from %d to %d", self._name, before, step)
+
+    @property
+    def published_step(self) -> int:
+        """The step whose parameters are out: what a worker gives as `local_step`. 0 at first."""
+        return self._target.published_step
+
+    def publish(self, step: int | None = None) -> int:
+        """Announce that the parameters of a step are out, wake who waits for them, and return the step.
+
+        Args:
+            step: None for the current step.
+
+        Raises:
+            InvalidArgumentError: it is no int64. Nothing has changed.
+            ClosedError: the handle is closed.
+        """
+        return self._target.publish(None if step is None else as_integer("step", step))
+
+    def wait_published(self, step: int, *, timeout: float | None = None) -> int:
+        """Wait until the published step is at least `step`, and return the published one.
+
+        Args:
+            step: what to wait for.
+            timeout: seconds, 0 or more; None waits without end.
+
+        Raises:
+            DeadlineExceededError: it was not published in time.
+            CancelledError: this handle was closed meanwhile.
+            ClosedError: the handle is closed.
+        """
+        return self._target.wait_published(as_integer("step", step), check_timeout(timeout))
+
+    @property
+    def num_workers(self) -> int:
+        """The named workers that have joined and not left."""
+        return self._target.num_workers
+
+    @property
+    def num_undelivered(self) -> int:
+        """The detached rounds whose take was cut off: each is what a next take will get."""
+        return self._target.num_undelivered
+
+    def last_sequence(self, worker: int | str) -> int:
+        """Return the highest sequence of a worker that has been judged, -1 if there is none.
+
+        A restarted worker goes on from there plus one.
+
+        Raises:
+            InvalidDTypeError: `worker` is neither an int nor a str.
+            ClosedError: the handle is closed.
+        """
+        return self._target.last_sequence(check_worker(worker))
+
+    def discard(self) -> int:
+        """Empty the open round and return how many gradients that were. Step and marks stay.
+
+        Raises:
+            ClosedError: the handle is closed.
+        """
+        return self._target.discard()
+
+    def close(self, for_all: bool = False) -> int:
+        """Close this handle: its waits end with `CancelledError`, its later calls with `ClosedError`.
+
+        The round closes with its last handle. Closing a closed handle does nothing.
+
+        Args:
+            for_all: close all handles of the round.
+
+        Returns:
+            How many accepted, not delivered gradients that discarded; 0 while other handles keep the round.
+        """
+        return self._target.close(for_all)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a local {type(self).__name__} lives in its process and does not pickle; use one with a remote target= "
+            "to share it with other processes"
+        )
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"step {self.global_step}, {self.num_accumulated()} accumulated"
+        return f"<{self._name} {self._spec.summary()}: {state}>"
+
+
+def make_options(arguments: dict[str, Any]) -> Options:
+    """Return the checked options among a constructor's arguments."""
+    return Options(**{name: arguments[name] for name in Options.__dataclass_fields__})
+
+
+def check_worker(worker: Any) -> int | str:
+    """Return a worker's identity as an int or a str."""
+    if isinstance(worker, str):
+        return str(worker)
+    if type(worker) is int:
+        return worker
+    try:
+        return as_integer("worker", worker)
+    except InvalidArgumentError:
+        raise InvalidDTypeError(f"worker: expected an int or a str, got {worker!r}") from None
+
+
+def _check_sequence(worker: int | str | None, sequence: Any) -> int:
+    number = as_integer("sequence", sequence)
+    if worker is None:
+        raise InvalidArgumentError(f"sequence: expected worker= beside it, got sequence={number} alone")
+    if number < 0:
+        raise InvalidArgumentError(f"sequence: expected 0 or more, got {number}")
+    return number
+
+
+def check_timeout(timeout: Any) -> float | None:
+    """Return seconds; None, as for infinity, is without end."""
+    if timeout is None:
+        return None
+    try:
+        if isinstance(timeout, (bool, str, bytes)):
+            raise TypeError
+        seconds = float(timeout)
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(f"timeout: expected seconds or None, got {timeout!r}") from None
+    if not seconds >= 0:
+        raise InvalidArgumentError(f"timeout: expected 0 or more seconds, or None; got {timeout!r}")
+    return None if seconds == math.inf else seconds

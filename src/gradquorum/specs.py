@@ -1,0 +1,187 @@
+"""What an accumulator or a group is made of: its members and its options, checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gradquorum.arrays import as_dims, as_integer
+from gradquorum.dtypes import accumulate_dtype_of, as_dtype
+from gradquorum.engine import ReducerSpec, get_engine
+from gradquorum.errors import InvalidArgumentError, InvalidDTypeError
+
+__all__ = ["DenseSpec", "Options", "RoundSpec", "SparseSpec"]
+
+REDUCTIONS = ("MEAN", "SUM", "MEAN_BY_COUNT", "MEAN_BY_WEIGHT")
+MAX_BYTES = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class _MemberSpec:
+    dtype: np.dtype[Any]
+    shape: tuple[int | None, ...]
+    reduction_type: str
+
+    def __init__(self, dtype: Any, shape: Any = None, reduction_type: str = "MEAN") -> None:
+        found = as_dtype(dtype)
+        if reduction_type not in REDUCTIONS:
+            raise InvalidArgumentError(f"reduction_type: expected one of {REDUCTIONS}, got {reduction_type!r}")
+        if found.kind == "i" and reduction_type != "SUM":
+            raise InvalidDTypeError(
+                f"reduction_type: expected 'SUM' for {found.name}, got {reduction_type!r}: a mean is no integer"
+            )
+        sizes = () if shape is None else as_dims("shape", shape, unknown=(None,))
+        self._check_size(sizes, found)
+        object.__setattr__(self, "dtype", found)
+        object.__setattr__(self, "shape", sizes)
+        object.__setattr__(self, "reduction_type", reduction_type)
+
+    def _check_size(self, sizes: tuple[int | None, ...], dtype: np.dtype[Any]) -> None:
+        known = [size for size in sizes[self._first_dim_of_values :] if size is not None]
+        if math.prod(known) * dtype.itemsize > MAX_BYTES:
+            raise InvalidArgumentError(f"shape: expected rows of less than 2**63 bytes, got {sizes}")
+
+    _first_dim_of_values = 0
+
+    def describe(self) -> str:
+        """Return the spec in words, for messages."""
+        return f"{type(self).__name__}({self.dtype.name}, shape={self.shape or None}, {self.reduction_type})"
+
+
+class SparseSpec(_MemberSpec):
+    """What a sparse member takes.
+
+    Args:
+        dtype: of the gradients; anything NumPy or a loaded framework calls a dtype.
+        shape: `[rows, *row]`; sizes may be None. None, `()` and `[]` mean no constraint.
+        reduction_type: ``"MEAN"`` (each row divided by the number of gradients that touched it), ``"SUM"``,
+            ``"MEAN_BY_COUNT"`` (by the gradients in the round) or ``"MEAN_BY_WEIGHT"`` (by their weights).
+
+    Raises:
+        InvalidArgumentError: one of them is not of that form.
+        InvalidDTypeError: the dtype is not supported, or not with this reduction.
+
+    Example:
+        >>> import gradquorum as gq
+        >>> gq.SparseSpec("float32", (None, 64))
+        SparseSpec(float32, shape=(None, 64), MEAN)
+    """
+
+    __slots__ = ()
+
+    _first_dim_of_values = 1
+
+    def __repr__(self) -> str:
+        return self.describe()
+
+
+class DenseSpec(_MemberSpec):
+    """What a dense member takes: as `SparseSpec`, with the shape of the whole array.
+
+    Example:
+        >>> import gradquorum as gq
+        >>> gq.DenseSpec("float64", (3,), "SUM")
+        DenseSpec(float64, shape=(3,), SUM)
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return self.describe()
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options that all accumulators and groups share, checked."""
+
+    order: str = "arrival"
+    compact: bool = True
+    accumulate_dtype: Any = None
+    on_nonfinite: str = "keep"
+    expected_workers: int | None = None
+    max_per_worker: int | None = None
+    max_bytes: int | None = None
+    on_full: str = "raise"
+    staleness: str = "strict"
+    num_threads: int | None = None
+    engine: str | None = None
+
+    def __post_init__(self) -> None:
+        allowed = {
+            "order": ("arrival", "worker"),
+            "compact": (True, False),
+            "on_nonfinite": ("keep", "skip", "raise"),
+            "on_full": ("raise", "block"),
+            "staleness": ("strict",),
+        }
+        for name, values in allowed.items():
+            value = getattr(self, name)
+            if not any(value is one or (isinstance(value, str) and value == one) for one in values):
+                raise InvalidArgumentError(f"{name}: expected one of {values}, got {value!r}")
+        for name in ("expected_workers", "max_per_worker", "max_bytes", "num_threads"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            number = as_integer(name, value)
+            if number < 1:
+                raise InvalidArgumentError(f"{name}: expected 1 or more, or None; got {number}")
+            object.__setattr__(self, name, number)
+        if self.accumulate_dtype is not None:
+            object.__setattr__(self, "accumulate_dtype", as_dtype(self.accumulate_dtype))
+        get_engine(self.engine)
+
+    def describe(self, *, changed_only: bool) -> list[str]:
+        """Return the options that change results, in words. The engine and its threads change only the speed."""
+        default = Options()
+        return [
+            f"{name}={_describe(getattr(self, name))}"
+            for name in Options.__dataclass_fields__
+            if name not in ("engine", "num_threads")
+            and not (changed_only and getattr(self, name) == getattr(default, name))
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSpec:
+    """All that fixes what a round does with what it is offered."""
+
+    kind: str
+    """The class of the accumulator or group, for comparing and for messages."""
+    members: Mapping[str, SparseSpec | DenseSpec]
+    options: Options
+
+    def __post_init__(self) -> None:
+        self.reducer_specs()  # refuses an accumulate_dtype that does not fit
+
+    def reducer_specs(self) -> list[ReducerSpec]:
+        """Return what the engine needs to know, for each member."""
+        return [
+            ReducerSpec(
+                spec.dtype,
+                accumulate_dtype_of(spec.dtype, self.options.accumulate_dtype),
+                spec.reduction_type,
+                self.options.num_threads,
+            )
+            for spec in self.members.values()
+        ]
+
+    def describe(self) -> str:
+        """Return all that changes results, in words."""
+        return self._words(self.options.describe(changed_only=False))
+
+    def summary(self) -> str:
+        """Return what is not the default, in words."""
+        return self._words(self.options.describe(changed_only=True))
+
+    def _words(self, options: list[str]) -> str:
+        members = [f"{name}: {spec.describe()}" if name else spec.describe() for name, spec in self.members.items()]
+        return f"{self.kind}({', '.join([*members, *options])})"
+
+
+def _describe(option: object) -> str:
+    """Return an option in words; a dtype under the one name that all its spellings share."""
+    return option.name if isinstance(option, np.dtype) else repr(option)

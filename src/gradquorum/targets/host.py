@@ -1,0 +1,214 @@
+"""A round together with the engine that does its arithmetic. Every target hosts its rounds in this class."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from gradquorum.engine import get_engine
+from gradquorum.errors import InvalidArgumentError, ResourceExhaustedError
+from gradquorum.membership import sort_workers, worker_key
+from gradquorum.receipts import ApplyReceipt, ApplyStatus
+from gradquorum.records import Batch, Contribution, FormConflict, Prefix
+from gradquorum.round import Round
+from gradquorum.specs import DenseSpec, RoundSpec, SparseSpec
+from gradquorum.targets.interface import Merged, Offer
+from gradquorum.validation import CheckedSparse, check_row_shape
+from gradquorum.waiters import Deadline, Handle
+
+__all__ = ["RoundHost"]
+
+_COMPACT_FROM_BYTES = 1 << 20
+_SPARSE_GROWTH = 2.5
+"""A log is merged when it is that many times as large as its distinct rows."""
+
+
+class RoundHost:
+    """Makes blocks of gradients, offers them to its round, compacts its log and merges what is detached.
+
+    Nothing here is guarded: it does not change after `__init__`. The round has the lock.
+    """
+
+    def __init__(self, spec: RoundSpec) -> None:
+        options = spec.options
+        engine = get_engine(options.engine)
+        self.spec = spec
+        self.engine_name = engine.name
+        self._names = tuple(spec.members)
+        self._specs = tuple(spec.members.values())
+        self._reducers: list[Any] = [
+            engine.sparse_reducer(reducer) if isinstance(member, SparseSpec) else engine.dense_reducer(reducer)
+            for member, reducer in zip(self._specs, spec.reducer_specs(), strict=True)
+        ]
+        only_dense = all(isinstance(member, DenseSpec) for member in self._specs)
+        self._growth = 1.0 if only_dense else _SPARSE_GROWTH  # dense members keep one running sum
+        self._by_worker = options.order == "worker"
+        self._compacts = options.compact and not self._by_worker
+        self._check_finite = options.on_nonfinite != "keep"
+        self.round = Round(
+            len(self._specs),
+            expected_workers=options.expected_workers,
+            max_per_worker=options.max_per_worker,
+            max_bytes=options.max_bytes,
+            block_when_full=options.on_full == "block",
+            compact_from_bytes=0 if only_dense else _COMPACT_FROM_BYTES,
+        )
+
+    # Applies
+
+    def apply(self, handle: Handle, offer: Offer) -> ApplyReceipt:
+        """Put a gradient in order, copy it, and have it judged."""
+        self._raise_late_error(offer)
+        try:
+            contribution, finite = self._contribution(offer)
+        except MemoryError as error:
+            raise ResourceExhaustedError(f"no memory to keep the gradient: {error}; nothing has changed") from error
+        if not finite and self.spec.options.on_nonfinite == "raise":
+            names = [self._where(i) or "grad: " for i, block in enumerate(contribution.blocks) if not block.finite]
+            raise InvalidArgumentError(f"{''.join(names)}expected finite values, got NaN or infinity")
+        deadline: Deadline | None = None
+        while True:
+            try:
+                verdict = self.round.offer(handle, contribution, offer.local_step, finite=finite)
+            except FormConflict as conflict:
+                self._raise_conflict(offer, conflict.member, conflict.expected)
+                raise  # cannot happen: the forms do differ
+            if verdict is not None:
+                break
+            deadline = deadline or Deadline(offer.timeout)
+            if not self._compact(when_full=True):
+                self.round.wait_for_room(handle, contribution.num_bytes, deadline)
+        accepted = verdict.status is ApplyStatus.ACCEPTED
+        lent = accepted and any(
+            block.lent and gradient.borrowed
+            for block, gradient in zip(contribution.blocks, offer.gradients, strict=True)
+        )
+        receipt = ApplyReceipt(
+            verdict.status,
+            verdict.step,
+            verdict.lag,
+            verdict.num_accumulated,
+            first_status=verdict.first_status,
+            borrower=weakref.ref(contribution) if lent else None,
+        )
+        del contribution  # from here on only the log keeps it
+        if accepted and self._compacts and self.round.budget.log_bytes > self.round.compact_above_bytes:
+            self._compact()
+        return receipt
+
+    def _contribution(self, offer: Offer) -> tuple[Contribution, bool]:
+        blocks: list[Any] = []
+        num_bytes, finite = 0, True
+        for reducer, gradient in zip(self._reducers, offer.gradients, strict=True):
+            lend = offer.lend or not gradient.borrowed  # what was converted for us need not be copied again
+            values = gradient[:2] if isinstance(gradient, CheckedSparse) else gradient[:1]
+            block = reducer.block(*values, weight=offer.weight, lend=lend, check_finite=self._check_finite)
+            blocks.append(block)
+            num_bytes += block.num_bytes
+            finite = finite and block.finite
+        forms = tuple([gradient.row_shape for gradient in offer.gradients])
+        contribution = Contribution(tuple(blocks), forms, num_bytes, worker=offer.worker, sequence=offer.sequence)
+        return contribution, finite
+
+    def _raise_late_error(self, offer: Offer) -> None:
+        for member, gradient in enumerate(offer.gradients):
+            if gradient.late_error is not None:
+                expected = self.round.forms_for(offer.local_step)[member]
+                if expected is not None:
+                    self._raise_conflict(offer, member, expected)
+                raise gradient.late_error
+
+    def _raise_conflict(self, offer: Offer, member: int, expected: tuple[int, ...]) -> None:
+        got = offer.gradients[member].row_shape
+        if got is not None:
+            check_row_shape(self._where(member), self._specs[member], expected, got)
+
+    def _where(self, member: int) -> str:
+        return f"{self._names[member]}: " if self._names[member] else ""
+
+    # Compaction
+
+    def _compact(self, *, when_full: bool = False) -> bool:
+        """Merge the log's prefix while it is too large for its distinct rows; True if that freed memory."""
+        if not self._compacts:
+            return False
+        freed = False
+        while True:
+            prefix = self.round.begin_compaction(above_bytes=0 if when_full else self.round.compact_above_bytes)
+            if prefix is None:
+                return freed
+            merged, line = None, 0.0
+            try:
+                merged, line = self._merged_prefix(prefix, 1.1 if when_full else self._growth)
+            except MemoryError:
+                line = 2.0 * self.round.budget.log_bytes  # the log still holds everything; try again later
+            finally:
+                self.round.end_compaction(prefix, merged, int(line))
+            if merged is None:
+                return freed
+            freed = True
+
+    def _merged_prefix(self, prefix: Prefix, growth: float) -> tuple[Contribution | None, float]:
+        contributions = prefix.contributions
+        logs = [[contribution.blocks[i] for contribution in contributions] for i in range(len(self._reducers))]
+        distinct = sum(reducer.distinct_bytes(log) for reducer, log in zip(self._reducers, logs, strict=True))
+        line = self._growth * distinct
+        if sum(contribution.num_bytes for contribution in contributions) <= growth * distinct:
+            return None, line
+        blocks = tuple(reducer.compact(log) for reducer, log in zip(self._reducers, logs, strict=True))
+        forms = tuple(
+            next((c.forms[i] for c in contributions if c.forms[i] is not None), None)
+            for i in range(len(self._reducers))
+        )
+        merged = Contribution(
+            blocks,
+            forms,
+            sum(block.num_bytes for block in blocks),
+            num_gradients=sum(contribution.num_gradients for contribution in contributions),
+            workers=_workers(contributions),
+        )
+        return merged, line
+
+    # Takes
+
+    def merge(self, batch: Batch) -> Merged:
+        """Merge a detached round. The batch stays whole, whatever happens.
+
+        Raises:
+            ResourceExhaustedError: there is no memory for the result.
+        """
+        contributions = batch.contributions
+        if self._by_worker:
+            contributions = sorted(contributions, key=_worker_order)
+        try:
+            members = [
+                reducer.merge(
+                    [contribution.blocks[i] for contribution in contributions],
+                    _empty_shape(spec) if form is None else form,
+                    batch.num_gradients,
+                )
+                for i, (reducer, spec, form) in enumerate(zip(self._reducers, self._specs, batch.forms, strict=True))
+            ]
+        except MemoryError as error:
+            raise ResourceExhaustedError(
+                f"no memory for the result: {error}; the round is kept whole for the next take"
+            ) from error
+        return Merged(members, batch.num_gradients, batch.step, sort_workers(_workers(contributions)))
+
+
+def _workers(contributions: Sequence[Contribution]) -> frozenset[int | str]:
+    return frozenset[int | str]().union(*[contribution.workers for contribution in contributions])
+
+
+def _worker_order(contribution: Contribution) -> tuple[tuple[bool, int, str], bool, int]:
+    """Order by worker, then sequence; what has no sequence comes last, in order of acceptance."""
+    worker, sequence = contribution.worker, contribution.sequence
+    assert worker is not None
+    return worker_key(worker), sequence is None, sequence or 0
+
+
+def _empty_shape(spec: SparseSpec | DenseSpec) -> tuple[int, ...]:
+    """Return the row shape (dense: the shape) of a round in which nobody said which."""
+    dims = spec.shape[1:] if isinstance(spec, SparseSpec) else spec.shape
+    return tuple(0 if size is None else size for size in dims)

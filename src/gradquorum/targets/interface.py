@@ -1,0 +1,117 @@
+"""What a target is: the place where a round lives, as one open handle sees it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from gradquorum.receipts import ApplyReceipt
+from gradquorum.validation import CheckedDense, CheckedSparse
+
+__all__ = ["AbstractTarget", "Merged", "Offer"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One gradient on its way to the round: checked, one part for each member."""
+
+    gradients: Sequence[CheckedSparse | CheckedDense]
+    local_step: int | None
+    worker: int | str | None = None
+    sequence: int | None = None
+    weight: float = 1.0
+    lend: bool = False
+    timeout: float | None = None
+
+
+class Merged(NamedTuple):
+    """A round, merged: for each member what its reducer returns."""
+
+    members: Sequence[Any]
+    """Sparse: `(indices [r], values [r, *row], counts [r])`; dense: an array."""
+    num_gradients: int
+    step: int
+    workers: tuple[int | str, ...]
+
+
+class AbstractTarget(ABC):
+    """One open handle on a round. All methods may be called from any thread.
+
+    Every method raises `ClosedError` once the handle is closed, unless it says otherwise.
+    """
+
+    engine_name: str
+
+    @abstractmethod
+    def apply(self, offer: Offer) -> ApplyReceipt:
+        """Offer a gradient."""
+
+    @abstractmethod
+    def take(self, num_required: int, timeout: float | None, exact: bool, build: Callable[[Merged], T]) -> T:
+        """Wait for a round and return what `build` makes of it. It is delivered when this returns."""
+
+    @abstractmethod
+    async def take_async(
+        self, num_required: int, timeout: float | None, exact: bool, build: Callable[[Merged], T]
+    ) -> T:
+        """Do the same as `take` without blocking the event loop."""
+
+    @abstractmethod
+    def submit_take(
+        self, num_required: int, timeout: float | None, exact: bool, build: Callable[[Merged], T]
+    ) -> concurrent.futures.Future[T]:
+        """Do the same as `take` without blocking; the round is delivered when the future is done."""
+
+    @abstractmethod
+    def num_accumulated(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def global_step(self) -> int: ...
+
+    @abstractmethod
+    def set_global_step(self, step: int) -> int:
+        """Set the step and return the one before."""
+
+    @property
+    @abstractmethod
+    def published_step(self) -> int: ...
+
+    @abstractmethod
+    def publish(self, step: int | None) -> int: ...
+
+    @abstractmethod
+    def wait_published(self, step: int, timeout: float | None) -> int: ...
+
+    @abstractmethod
+    def join(self, worker: int | str) -> None: ...
+
+    @abstractmethod
+    def leave(self, worker: int | str) -> None: ...
+
+    @abstractmethod
+    def last_sequence(self, worker: int | str) -> int: ...
+
+    @property
+    @abstractmethod
+    def num_workers(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def num_undelivered(self) -> int: ...
+
+    @abstractmethod
+    def discard(self) -> int: ...
+
+    @abstractmethod
+    def close(self, for_all: bool) -> int: ...
+
+    @property
+    @abstractmethod
+    def closed(self) -> bool:
+        """Whether this handle is closed; never raises."""

@@ -1,0 +1,328 @@
+"""The local target: the round lives in this process and is shared by its threads."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from gradquorum.background import Timer, background
+from gradquorum.errors import ClosedError, InvalidArgumentError
+from gradquorum.receipts import ApplyReceipt
+from gradquorum.round import Round
+from gradquorum.specs import RoundSpec
+from gradquorum.targets.host import RoundHost
+from gradquorum.targets.interface import AbstractTarget, Merged, Offer
+from gradquorum.waiters import Deadline, Handle, Ticket
+
+__all__ = ["LocalTarget", "open_local"]
+
+T = TypeVar("T")
+
+FIRST_LOG_SECONDS = 60.0
+"""A take that has waited this long says so in the log, ..."""
+NEXT_LOG_SECONDS = 600.0
+"""... and again whenever this much more has passed."""
+
+_logger = logging.getLogger("gradquorum")
+
+_hosts: weakref.WeakValueDictionary[str, RoundHost] = weakref.WeakValueDictionary()
+"""The rounds that have a shared name. Guarded by _hosts_lock."""
+_hosts_lock = threading.Lock()
+_num_forks = 0
+
+
+def _after_fork() -> None:
+    global _hosts, _hosts_lock, _num_forks
+    _hosts, _hosts_lock = weakref.WeakValueDictionary(), threading.Lock()
+    _num_forks += 1
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def open_local(spec: RoundSpec, shared_name: str | None) -> LocalTarget:
+    """Create a round in this process, or attach to the one of that name.
+
+    Raises:
+        InvalidArgumentError: the round of that name was made from another spec.
+    """
+    if shared_name is None:
+        return _attach(RoundHost(spec), None)
+    with _hosts_lock:
+        host = _hosts.get(shared_name)
+        if host is not None:
+            handle = host.round.open()
+            if handle is not None:
+                if host.spec.describe() == spec.describe():
+                    return _attach(host, handle)
+                host.round.close(handle)
+                raise InvalidArgumentError(
+                    f"shared_name {shared_name!r}: expected the spec it was made with, "
+                    f"{host.spec.describe()}, got {spec.describe()}"
+                )
+        host = RoundHost(spec)
+        _hosts[shared_name] = host
+        return _attach(host, None)
+
+
+def _attach(host: RoundHost, handle: Handle | None) -> LocalTarget:
+    handle = handle or host.round.open()
+    assert handle is not None
+    return LocalTarget(host, handle)
+
+
+class LocalTarget(AbstractTarget):
+    """One handle on a round of this process."""
+
+    def __init__(self, host: RoundHost, handle: Handle) -> None:
+        self._host = host
+        self._handle = handle
+        self._made_at_fork = _num_forks
+        self.engine_name = host.engine_name
+
+    @property
+    def _round(self) -> Round:
+        if self._made_at_fork != _num_forks:
+            raise ClosedError(
+                "a local accumulator belongs to the process that made it and this is a forked child of that "
+                "one; make one here, or start the child with the 'spawn' method"
+            )
+        return self._host.round
+
+    # Applies
+
+    def apply(self, offer: Offer) -> ApplyReceipt:
+        self._round  # noqa: B018 - checks the process
+        return self._host.apply(self._handle, offer)
+
+    # Takes. From the moment a ticket exists until its result is returned, an exception leads to
+    # `abandon(ticket)`: one C call, so that no second signal can come between, after which the round keeps
+    # what the ticket held. Nothing is called between `deliver` and `return`.
+
+    def take(self, num_required: int, timeout: float | None, exact: bool, build: Callable[[Merged], T]) -> T:
+        round_, host = self._round, self._host
+        abandon = round_.abandoned.append
+        ticket = Ticket(self._handle, num_required, exact)
+        try:
+            round_.enqueue(ticket)
+            _wait(round_, ticket, Deadline(timeout))
+            result = build(_merge(host, ticket))
+            round_.deliver(ticket)
+            return result
+        except BaseException:
+            abandon(ticket)
+            _settle(round_)
+            raise
+
+    def submit_take(
+        self, num_required: int, timeout: float | None, exact: bool, build: Callable[[Merged], T]
+    ) -> concurrent.futures.Future[T]:
+        round_ = self._round
+        future: _TakeFuture[T] = _TakeFuture()
+
+        def finish(ticket: Ticket, result: T | None, error: BaseException | None) -> None:
+            if error is not None:
+                round_.abandoned.append(ticket)
+                _settle(round_)
+                future.set_exception(error)
+            else:
+                round_.deliver(ticket)
+                ticket.batch = None
+                future.set_result(result)  # type: ignore[arg-type]
+
+        job = _BackgroundTake(self._host, build, finish)
+        ticket = Ticket(self._handle, num_required, exact, wake=functools.partial(background.jobs.put, job))
+        future.withdraw = functools.partial(round_.withdraw, ticket)
+        job.start(ticket, Deadline(timeout))
+        return future
+
+    async def take_async(
+        self, num_required: int, timeout: float | None, exact: bool, build: Callable[[Merged], T]
+    ) -> T:
+        import asyncio
+
+        round_ = self._round
+        abandon = round_.abandoned.append
+        loop = asyncio.get_running_loop()
+        merged: asyncio.Future[T] = loop.create_future()
+
+        def finish(ticket: Ticket, result: T | None, error: BaseException | None) -> None:
+            try:
+                loop.call_soon_threadsafe(_resolve, merged, result, error)
+            except RuntimeError:  # the loop is closed: nobody waits any more
+                abandon(ticket)
+                _settle(round_)
+
+        job = _BackgroundTake(self._host, build, finish)
+        ticket = Ticket(self._handle, num_required, exact, wake=functools.partial(background.jobs.put, job))
+        try:
+            job.start(ticket, Deadline(timeout))
+            result = await merged
+            round_.deliver(ticket)
+            ticket.batch = None
+            return result
+        except BaseException:
+            abandon(ticket)
+            _settle(round_)
+            raise
+
+    # All the rest is the round's own
+
+    def num_accumulated(self) -> int:
+        return self._round.num_accumulated(self._handle)
+
+    @property
+    def global_step(self) -> int:
+        return self._round.step
+
+    def set_global_step(self, step: int) -> int:
+        return self._round.set_step(self._handle, step)
+
+    @property
+    def published_step(self) -> int:
+        return self._round.publication.step
+
+    def publish(self, step: int | None) -> int:
+        return self._round.publish(self._handle, step)
+
+    def wait_published(self, step: int, timeout: float | None) -> int:
+        return self._round.publication.wait(self._handle, step, Deadline(timeout))
+
+    def join(self, worker: int | str) -> None:
+        self._round.join(self._handle, worker)
+
+    def leave(self, worker: int | str) -> None:
+        self._round.leave(worker)
+
+    def last_sequence(self, worker: int | str) -> int:
+        return self._round.last_sequence(self._handle, worker)
+
+    @property
+    def num_workers(self) -> int:
+        return self._round.num_workers
+
+    @property
+    def num_undelivered(self) -> int:
+        return self._round.num_undelivered
+
+    def discard(self) -> int:
+        return self._round.discard(self._handle)
+
+    def close(self, for_all: bool) -> int:
+        return self._round.close(self._handle, for_all=for_all)
+
+    @property
+    def closed(self) -> bool:
+        return self._handle.closed
+
+
+def _merge(host: RoundHost, ticket: Ticket) -> Merged:
+    if ticket.error is not None:
+        raise ticket.error
+    assert ticket.batch is not None
+    return host.merge(ticket.batch)
+
+
+def _wait(round_: Round, ticket: Ticket, deadline: Deadline) -> None:
+    """Wait until the ticket is decided, at the latest by its deadline."""
+    log_at = ticket.since + FIRST_LOG_SECONDS
+    while not ticket.wait(deadline.left(max(log_at - time.monotonic(), 0.0))):
+        if deadline.passed:
+            round_.expire(ticket)  # decides it, if nobody has
+        elif time.monotonic() >= log_at:
+            _log_waiting(round_, ticket)
+            log_at += NEXT_LOG_SECONDS
+
+
+def _log_waiting(round_: Round, ticket: Ticket) -> None:
+    have, step, num_stale = round_.figures()
+    _logger.warning(
+        "take_grad has waited %.0f s: have %d, need %d at step %d; %d dropped as stale since the round began",
+        time.monotonic() - ticket.since,
+        have,
+        ticket.num_required,
+        step,
+        num_stale,
+    )
+
+
+def _settle(round_: Round) -> None:
+    orphaned = round_.settle()
+    if orphaned:
+        _logger.warning("%d gradients were discarded: their take was cut off after the accumulator closed", orphaned)
+
+
+def _resolve(merged: Any, result: object, error: BaseException | None) -> None:
+    if merged.done():  # cancelled
+        return
+    if error is None:
+        merged.set_result(result)
+    else:
+        merged.set_exception(error)
+
+
+class _TakeFuture(concurrent.futures.Future[T]):
+    """A future whose `cancel` works until the round is detached."""
+
+    withdraw: Callable[[], bool]
+
+    def cancel(self) -> bool:
+        if not self.withdraw():
+            return self.cancelled()
+        super().cancel()
+        return not self.set_running_or_notify_cancel()
+
+
+class _BackgroundTake(Generic[T]):
+    """A take whose merge runs in the background: called there when its ticket is decided."""
+
+    def __init__(
+        self,
+        host: RoundHost,
+        build: Callable[[Merged], T],
+        finish: Callable[[Ticket, T | None, BaseException | None], None],
+    ) -> None:
+        self._host = host
+        self._build = build
+        self._finish = finish
+        self._timer: Timer | None = None
+        self._ticket: Ticket | None = None
+
+    def start(self, ticket: Ticket, deadline: Deadline) -> None:
+        background.start()
+        self._ticket = ticket
+        self._watch(deadline, ticket.since + FIRST_LOG_SECONDS)
+        self._host.round.enqueue(ticket)
+
+    def _watch(self, deadline: Deadline, log_at: float) -> None:
+        self._timer = background.call_at(min(deadline.at, log_at), lambda: self._on_time(deadline, log_at))
+
+    def _on_time(self, deadline: Deadline, log_at: float) -> None:
+        ticket = self._ticket
+        if ticket is None or ticket.batch is not None or ticket.error is not None:
+            return
+        if deadline.passed:
+            self._host.round.expire(ticket)
+            return
+        _log_waiting(self._host.round, ticket)
+        self._watch(deadline, log_at + NEXT_LOG_SECONDS)
+
+    def __call__(self) -> None:
+        ticket, self._ticket = self._ticket, None
+        assert ticket is not None
+        if self._timer is not None:
+            self._timer.cancel()
+        result: T | None = None
+        try:
+            result = self._build(_merge(self._host, ticket))
+        except BaseException as error:
+            self._finish(ticket, None, error)
+        else:
+            self._finish(ticket, result, None)

@@ -1,0 +1,178 @@
+"""The checks of an apply, in TensorFlow's order and words. Everything behind them assumes good input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradquorum.arrays import as_dims, as_index_vector, as_integer, as_values
+from gradquorum.errors import InvalidArgumentError
+from gradquorum.specs import MAX_BYTES, DenseSpec, SparseSpec
+
+__all__ = ["CheckedDense", "CheckedSparse", "check_dense", "check_row_shape", "check_sparse", "check_step"]
+
+Dims = Sequence[int | None]
+
+
+class CheckedSparse(NamedTuple):
+    """A sparse gradient whose form is right."""
+
+    indices: NDArray[np.int64]
+    """`[n]`, private to the library."""
+    values: NDArray[Any]
+    """`[n, *row]` of the member's dtype."""
+    row_shape: tuple[int, ...] | None
+    """None for an empty gradient of any row shape."""
+    borrowed: bool
+    """Whether `values` is the caller's memory."""
+    late_error: InvalidArgumentError | None = None
+    """What is wrong with it, unless the row shape of the round, which counts first, is violated too."""
+
+
+class CheckedDense(NamedTuple):
+    """A dense gradient whose form is right; None as value for a gradient without this member."""
+
+    value: NDArray[Any] | None
+    borrowed: bool = False
+    late_error: InvalidArgumentError | None = None
+
+    @property
+    def row_shape(self) -> tuple[int, ...] | None:
+        """The shape that all gradients of a round share, called as for sparse members."""
+        return None if self.value is None else self.value.shape
+
+
+def check_step(local_step: Any) -> int | None:
+    """Return `local_step` as an int, None for the current step (check 2)."""
+    return None if local_step is None else as_integer("local_step", local_step)
+
+
+def empty_sparse(spec: SparseSpec) -> CheckedSparse:
+    """Return the gradient of a table that a gradient does not touch."""
+    return CheckedSparse(np.empty(0, np.int64), np.empty(0, spec.dtype), None, borrowed=False)
+
+
+def check_sparse(
+    spec: SparseSpec, where: str, indices: Any, values: Any, shape: Any = None, local_step: Any = 0
+) -> tuple[CheckedSparse, int | None]:
+    """Check one sparse gradient and return it with its step (the checks' numbers are those of the table).
+
+    Args:
+        spec: what the member takes.
+        where: prefix of a message: "" or the member's name.
+        indices: the ids, `[n]`.
+        values: `[n, *row]`.
+        shape: of the whole table, or None.
+        local_step: as the caller gave it.
+
+    Raises:
+        InvalidArgumentError: the first check that fails, but for `late_error`.
+    """
+    array, borrowed = as_values(f"{where}grad_values", values, spec.dtype)  # 1
+    step = check_step(local_step)  # 2
+    ids = as_index_vector(indices)
+    if ids.ndim != 1:  # 3
+        raise InvalidArgumentError(f"{where}Input indices should be vector but received shape: {list(ids.shape)}")
+    if array.ndim == 0:  # 4
+        raise InvalidArgumentError(f"{where}Values cannot be 0-dimensional.")
+    if array.shape[0] != len(ids):  # 5
+        raise InvalidArgumentError(f"{where}Expected {len(ids)} non-empty input values, got {array.shape[0]}")
+    if array.shape == (0,):
+        return CheckedSparse(ids, array, None, borrowed=False), step
+    dims = None if shape is None else as_dims("grad_shape", shape, unknown=(None, -1))
+    if dims is not None:
+        _check_grad_shape(where, spec.shape, dims)  # 6, 7
+    _check_range(where, ids, _known_rows(spec.shape, dims))  # 8, 9
+    row_shape = array.shape[1:]
+    if math.prod(row_shape) * max(len(ids), 1) * max(spec.dtype.itemsize, 8) > MAX_BYTES:
+        raise InvalidArgumentError(f"{where}values: expected less than 2**63 bytes, got shape {list(array.shape)}")
+    late = _declared_error(where, spec.shape, array.shape) or _trailing_error(where, dims, row_shape)  # 10, 11
+    return CheckedSparse(ids, array, row_shape, borrowed, late), step
+
+
+def _check_grad_shape(where: str, declared: Dims, dims: Dims) -> None:
+    if len(dims) < len(declared):
+        raise InvalidArgumentError(
+            f"{where}Shape mismatch: expected shape rank at least {len(declared)}, got {len(dims)}"
+        )
+    for i, (want, got) in enumerate(zip(declared, dims, strict=False)):
+        if want is not None and got is not None and want != got:
+            raise InvalidArgumentError(f"{where}Shape mismatch: expected shape dim {i} to be {want}, got {got}")
+
+
+def _known_rows(declared: Dims, dims: Dims | None) -> int | None:
+    if declared and declared[0] is not None:
+        return declared[0]
+    return dims[0] if dims else None
+
+
+def _check_range(where: str, ids: NDArray[np.int64], rows: int | None) -> None:
+    if not len(ids):
+        return
+    if rows is not None and int(ids.max()) >= rows:
+        i = int(np.argmax(ids >= rows))
+        raise InvalidArgumentError(
+            f"{where}Shape mismatch: index of slice {i} exceeded limits of shape; index is {ids[i]} exceeded {rows}"
+        )
+    if int(ids.min()) < 0:
+        i = int(np.argmax(ids < 0))
+        raise InvalidArgumentError(f"{where}index of slice {i} is negative: expected 0 or more, got {ids[i]}")
+
+
+def _declared_error(where: str, declared: Dims, values_shape: tuple[int, ...]) -> InvalidArgumentError | None:
+    if len(declared) > len(values_shape):
+        return InvalidArgumentError(
+            f"{where}Shape mismatch: expected values rank at least {len(declared)}, got {len(values_shape)}"
+        )
+    return _trailing_error(where, declared, values_shape[1:])
+
+
+def _trailing_error(where: str, dims: Dims | None, row_shape: tuple[int, ...]) -> InvalidArgumentError | None:
+    """Compare the entries of a shape after the first, as many as both have, with those of the values."""
+    for i, (want, got) in enumerate(zip(dims[1:] if dims else (), row_shape, strict=False), start=1):
+        if want is not None and want != got:
+            return InvalidArgumentError(f"{where}Shape mismatch: expected values dim {i} to be {want}, got {got}")
+    return None
+
+
+def check_row_shape(where: str, spec: SparseSpec | DenseSpec, expected: tuple[int, ...], got: tuple[int, ...]) -> None:
+    """Check a gradient's row shape against that of the gradients in the round (10)."""
+    if expected == got:
+        return
+    if isinstance(spec, DenseSpec):
+        raise _dense_error(where, expected, got)
+    if len(expected) != len(got):
+        raise InvalidArgumentError(
+            f"{where}Shape mismatch: expected values rank {1 + len(expected)}, got {1 + len(got)}"
+        )
+    error = _trailing_error(where, (None, *expected), got)
+    if error is not None:
+        raise error
+
+
+def check_dense(spec: DenseSpec, where: str, value: Any) -> CheckedDense:
+    """Check one dense gradient and convert it to the member's dtype.
+
+    Raises:
+        InvalidDTypeError: converting it would lose what kind of number it is.
+    """
+    array, borrowed = as_values(f"{where}grad", value, spec.dtype, convert_arrays=True)
+    declared = spec.shape
+    fits = not declared or (
+        len(declared) == array.ndim
+        and all(want is None or want == got for want, got in zip(declared, array.shape, strict=True))
+    )
+    late = None if fits else _dense_error(where, declared, array.shape)
+    return CheckedDense(array, borrowed, late)
+
+
+def _dense_error(where: str, expected: Dims, got: Dims) -> InvalidArgumentError:
+    return InvalidArgumentError(f"{where}Shape mismatch: expected {_brackets(expected)}, got {_brackets(got)}")
+
+
+def _brackets(shape: Dims) -> str:
+    return f"[{','.join('?' if size is None else str(size) for size in shape)}]"
