@@ -1,0 +1,161 @@
+"""`gradquorum demo`: word vectors from real text, trained by several threads through one group."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from gradquorum.cli.corpus import MAX_BYTES, Corpus, TextError, python_documentation, read_text
+from gradquorum.cli.report import Report
+from gradquorum.cli.training import Engine, Examples, Progress, Settings, Training
+from gradquorum.engine import available_engines
+
+WORDS_TO_READ = 400_000  # over all epochs, when --epochs is not given: the Python documentation seven times
+MAX_EPOCHS = 50  # when --epochs is not given
+PROBES = ("float", "bytes", "exception", "yield", "import", "list")
+NUM_NEIGHBOURS = 6
+
+
+@click.command()
+@click.option("--workers", type=click.IntRange(1, 64), default=4, show_default=True, help="Worker threads.")
+@click.option(
+    "--required",
+    type=click.IntRange(1),
+    show_default="workers - 1",
+    help="Quorum: the gradients that a step waits for.",
+)
+@click.option(
+    "--straggler",
+    type=click.IntRange(0, 60_000),
+    default=50,
+    show_default=True,
+    metavar="MS",
+    help="The last worker sleeps that long before each gradient; 0: it doesn't.",
+)
+@click.option("--dim", type=click.IntRange(1, 1024), default=64, show_default=True, help="Size of a vector.")
+@click.option(
+    "--epochs",
+    type=click.IntRange(1, 10_000),
+    show_default="400,000 words' worth",
+    help="How often the text is gone through.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of all random draws.")
+@click.option(
+    "--text",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    show_default="Python's documentation",
+    help=f"UTF-8 text to learn from, of which the first {MAX_BYTES >> 20} MiB are read.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["native", "reference"]),
+    show_default="the best there is",
+    help="What sorts and adds the gradients.",
+)
+@click.option(
+    "--compare",
+    type=click.IntRange(0, 600),
+    default=5,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long each side of the comparison at the end trains; 0: no comparison.",
+)
+def demo(
+    *,
+    workers: int,
+    required: int | None,
+    straggler: int,
+    dim: int,
+    epochs: int | None,
+    seed: int,
+    text: Path | None,
+    engine: Engine | None,
+    compare: int,
+) -> None:
+    """Train word vectors on real text with worker threads and a quorum.
+
+    Every worker computes gradients for its part of the text. A chief takes their mean as soon as enough of
+    them have arrived, updates, and publishes the next step; what comes too late is dropped as stale.
+    """
+    start = time.perf_counter()
+    if required is not None and required > workers:
+        raise click.BadParameter(f"{required} is more than --workers {workers}", param_hint="'--required'")
+    if engine is not None and engine not in available_engines():
+        raise click.BadParameter(f"{engine} is not in this installation", param_hint="'--engine'")
+    try:
+        corpus = Corpus.from_text(python_documentation() if text is None else read_text(text))
+    except TextError as error:
+        raise click.BadParameter(str(error), param_hint="'--text'") from None
+    examples = Examples.from_corpus(corpus, seed)
+    settings = Settings(
+        workers=workers,
+        required=required or max(workers - 1, 1),
+        straggler=straggler / 1000,
+        dim=dim,
+        seed=seed,
+        engine=engine,
+    )
+    report = Report()
+    report.line(
+        f"{len(corpus.ids):,} words of {_name(text)}, {len(corpus.words):,} different; "
+        f"{len(examples.pairs):,} pairs of neighbours"
+    )
+    _train(examples, settings, epochs or _default_epochs(corpus), report)
+    if compare and workers > 1:
+        _compare_quorums(examples, settings, compare, report)
+    report.line(f"gradquorum demo: succeeded in {time.perf_counter() - start:.0f} s")
+
+
+def _train(examples: Examples, settings: Settings, epochs: int, report: Report) -> None:
+    """Train, showing progress, and print what the vectors have learned."""
+    quorum = f"quorum {settings.required}; epochs {epochs}"
+    report.line(f"{settings.workers} workers{_sleeping(settings)}; {quorum}")
+    training = Training(examples, settings)
+    num_pairs = epochs * len(examples.pairs)
+    with report.training(training, num_pairs) as on_step:
+        training.run(num_pairs=num_pairs, on_step=on_step)
+    words = examples.corpus.words
+    nearest = {
+        probe: [words[i] for i in training.vectors.nearest(words.index(probe), NUM_NEIGHBOURS)]
+        for probe in _probes(words)
+    }
+    report.nearest(nearest)
+
+
+def _compare_quorums(examples: Examples, settings: Settings, seconds: int, report: Report) -> None:
+    """Train from the start for the same time with all workers required, and with fewer; print both."""
+    fewer = min(settings.required, settings.workers - 1)
+    rows: list[tuple[str, Progress, float]] = []
+    for required in (settings.workers, fewer):
+        training = Training(examples, replace(settings, required=required))
+        progress = training.run(seconds=seconds)
+        rows.append((f"{required} of {settings.workers}", progress, training.held_out_loss()))
+    title = f"after {seconds} s from the start, {settings.workers} workers{_sleeping(settings)}:"
+    report.comparison(title, rows)
+
+
+def _default_epochs(corpus: Corpus) -> int:
+    return min(max(WORDS_TO_READ // len(corpus.ids), 1), MAX_EPOCHS)
+
+
+def _probes(words: list[str]) -> list[str]:
+    """Return words to show the neighbours of: ours, or, in a text about other things, frequent long ones."""
+    if set(PROBES) <= set(words):
+        return list(PROBES)
+    return sorted(words[:200], key=len, reverse=True)[: len(PROBES)]
+
+
+def _name(text: Path | None) -> str:
+    if text is None:
+        return "the Python documentation"
+    name = click.format_filename(text)
+    return f"the first {MAX_BYTES >> 20} MiB of {name}" if text.stat().st_size > MAX_BYTES else name
+
+
+def _sleeping(settings: Settings) -> str:
+    milliseconds = round(settings.straggler * 1000)
+    return f", one of which sleeps {milliseconds} ms before each gradient" if milliseconds else ""
