@@ -1,0 +1,148 @@
+"""Fixtures, options and profiles shared by all tests.
+
+`engine` and `target` say where an accumulator lives; `make` builds accumulators and groups there. A second engine or a
+further target adds one line here and every contract test runs over it.
+"""
+
+import itertools
+import sys
+import weakref
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+
+import gradquorum as gq
+from tests.support import TARGETS, available_engines
+
+MARKERS = {
+    "slow": "takes more than a few seconds; runs under --slow, --require-all or -m slow",
+    "frameworks": "needs a framework such as torch",
+}
+
+settings.register_profile(
+    "quick", max_examples=150, stateful_step_count=40, derandomize=True, deadline=None, print_blob=True,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
+settings.register_profile("thorough", settings.get_profile("quick"), max_examples=1000, derandomize=False)
+settings.load_profile("quick")
+
+
+class Maker:
+    """Builds accumulators and groups on one engine and target, and closes them when the test ends."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, engine, target):
+        self.engine = engine
+        self.target = target
+        self._made = weakref.WeakSet()
+
+    def _build(self, kind, *args, **options):
+        made = kind(*args, **{"engine": self.engine, "target": self.target, **options})
+        self._made.add(made)
+        return made
+
+    def sparse(self, dtype="float32", shape=None, **options):
+        return self._build(gq.SparseConditionalAccumulator, dtype, shape, **options)
+
+    def dense(self, dtype="float32", shape=None, **options):
+        return self._build(gq.ConditionalAccumulator, dtype, shape, **options)
+
+    def group(self, members, **options):
+        return self._build(gq.AccumulatorGroup, members, **options)
+
+    def shared_name(self):
+        """Return a shared name that no other test uses."""
+        return f"test-{next(self._numbers)}"
+
+    def close_all(self):
+        for made in list(self._made):
+            made.close()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
+    parser.addoption("--require-all", action="store_true", help="run slow tests, and count a skipped test as failed")
+
+
+def pytest_configure(config):
+    known = " ".join(config.getini("markers"))
+    for name, meaning in MARKERS.items():
+        if f"{name}:" not in known:
+            config.addinivalue_line("markers", f"{name}: {meaning}")
+    if not any(line.startswith("error") for line in config.getini("filterwarnings")):
+        config.addinivalue_line("filterwarnings", "error")
+
+
+def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(600 if item.get_closest_marker("slow") else 60))
+    wanted = config.getoption("--slow") or config.getoption("--require-all") or "slow" in config.option.markexpr
+    if not wanted:
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        items[:] = [item for item in items if item not in slow]
+        config.hook.pytest_deselected(items=slow)
+
+
+def _skip_to_failure(config, report):
+    if config.getoption("--require-all") and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, but --require-all is given: {report.longrepr}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    _skip_to_failure(item.config, report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    report = yield
+    _skip_to_failure(collector.config, report)
+    return report
+
+
+@pytest.fixture(params=available_engines())
+def engine(request):
+    return request.param
+
+
+@pytest.fixture(params=TARGETS)
+def target(request):
+    return request.param
+
+
+@pytest.fixture
+def make(engine, target):
+    maker = Maker(engine, target)
+    yield maker
+    maker.close_all()
+
+
+@pytest.fixture
+def switch_often():
+    """Let threads change places as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.fixture
+def run_thread():
+    """Start calls in threads; none may outlive the test."""
+    from tests.support import Call
+
+    calls = []
+
+    def start(function, *args, **kwargs):
+        calls.append(Call(function, *args, **kwargs))
+        return calls[-1]
+
+    yield start
+    for call in calls:
+        call.join()
