@@ -77,8 +77,8 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
     for item in items:
-        if item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(600 if item.get_closest_marker("slow") else 60))
+        if item.get_closest_marker("timeout") is None and item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(600))
     wanted = config.getoption("--slow") or config.getoption("--require-all") or "slow" in config.option.markexpr
     if not wanted:
         slow = [item for item in items if item.get_closest_marker("slow")]

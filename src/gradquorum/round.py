@@ -107,14 +107,15 @@ class Round:
             cancel_closed(self._queue, "TakeGrad operation was cancelled")
             self.publication.cancel_closed()
             self.budget.cancel_closed()
-            if all(other.closed for other in self._handles):
-                self._closed = True
-                discarded = self._count + sum(batch.num_gradients for batch in self._undelivered)
-                self._undelivered = []
-                self._clear()
-                return discarded
-            self._serve()
-            return 0
+            if not all(other.closed for other in self._handles):
+                self._serve()
+                return 0
+            self._closed = True
+            count = self._count + sum(batch.num_gradients for batch in self._undelivered)
+            dropped = self._undelivered, self._clear()
+            self._undelivered = []
+        del dropped  # not under the lock: lent arrays may have finalizers of the user's
+        return count
 
     def _check_open(self, handle: Handle) -> None:
         if handle.closed:
@@ -294,17 +295,23 @@ class Round:
             elif batch is None:
                 del self.abandoned[0]
             else:
-                older = sum(other.serial < batch.serial for other in self._undelivered)
-                regained = batch.num_bytes if ticket.delivered else 0
-                if self._closed:
-                    self._num_orphaned += batch.num_gradients
-                else:
-                    self._undelivered[older:older] = (batch,)
-                    self.budget.detached_bytes += regained
-                ticket.batch = None
-                del self.abandoned[0]
+                self._take_back(ticket, batch)
         if self._queue:
             self._serve()
+
+    def _take_back(self, ticket: Ticket, batch: Batch) -> None:
+        """Keep the round of an abandoned ticket for the next take, in front of newer ones."""
+        if self._closed:
+            self._num_orphaned += batch.num_gradients
+            del self.abandoned[0]
+            return
+        older = sum(other.serial < batch.serial for other in self._undelivered)
+        regained = batch.num_bytes if ticket.delivered else 0
+        # Commit.
+        self._undelivered[older:older] = (batch,)
+        self.budget.detached_bytes += regained
+        ticket.batch = None
+        del self.abandoned[0]
 
     def _position(self, ticket: Ticket) -> int | None:
         return next((i for i, waiting in enumerate(self._queue) if waiting is ticket), None)
@@ -451,6 +458,7 @@ class Round:
 
     @property
     def num_workers(self) -> int:
+        """The named workers that are live."""
         with self._lock:
             return self._membership.num_live
 
@@ -471,6 +479,7 @@ class Round:
 
     @property
     def num_undelivered(self) -> int:
+        """The rounds that wait for a next take to deliver them."""
         with self._lock:
             self._settle()
             return len(self._undelivered)
@@ -480,12 +489,15 @@ class Round:
         with self._lock:
             self._settle()
             self._check_open(handle)
-            count = self._clear()
+            count = self._count
+            dropped = self._clear()
             self._serve()  # what workers that have left had added is gone
-            return count
+        del dropped  # not under the lock: lent arrays may have finalizers of the user's
+        return count
 
-    def _clear(self) -> int:
-        count = self._count
+    def _clear(self) -> list[Contribution]:
+        """Empty the open round and return what was in it."""
+        log = self._log
         # Commit.
         self._log = []
         self._count = self.budget.log_bytes = 0
@@ -494,4 +506,4 @@ class Round:
         self._serial += 1
         self.compact_above_bytes = self._compact_from_bytes
         self.budget.look_again()
-        return count
+        return log

@@ -132,7 +132,8 @@ class Options:
             object.__setattr__(self, name, number)
         if self.accumulate_dtype is not None:
             object.__setattr__(self, "accumulate_dtype", as_dtype(self.accumulate_dtype))
-        get_engine(self.engine)
+        if self.engine is not None:
+            get_engine(self.engine)  # refuses one that is not here
 
     def describe(self, *, changed_only: bool) -> list[str]:
         """Return the options that change results, in words. The engine and its threads change only the speed."""

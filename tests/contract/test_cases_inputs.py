@@ -179,3 +179,17 @@ def test_h2_huge_dim_0_is_fine(make):
     taken = acc.take_grad(1, timeout=0)
     np.testing.assert_array_equal(taken.indices, [2**61])
     np.testing.assert_array_equal(taken.shape, [2**62, 3])
+
+
+@pytest.mark.frameworks
+def test_i1_torch_bfloat16_and_views_are_right(make):
+    torch = pytest.importorskip("torch")
+    acc = make.sparse("bfloat16", (10, 2), reduction_type="SUM")
+    values = torch.tensor([[1.5, 2.5], [3.5, 4.5]], dtype=torch.bfloat16, requires_grad=True)
+    assert acc.apply_grad(torch.tensor([7, 1]), values, copy=False)
+    assert acc.apply_grad(torch.tensor([7, 1], dtype=torch.int32), values.detach().T.contiguous().T, local_step=None)
+    np.testing.assert_array_equal(acc.take_grad(2, timeout=0).values.astype(float), [[7, 9], [3, 5]])
+    with unchanged(acc), pytest.raises(gq.InvalidArgumentError, match="float32"):
+        acc.apply_grad(torch.tensor([7]), torch.ones(1, 2), local_step=None)
+    with unchanged(acc), pytest.raises(gq.InvalidArgumentError):
+        acc.apply_grad(torch.tensor([7.0]), values[:1], local_step=None)

@@ -215,3 +215,22 @@ def test_values_of_one_accumulator_are_not_another_s(make):
     one, other = make.sparse("float32", (5, 1)), make.sparse("float32", (5, 1))
     accept(one, [0], column(1.0))
     assert other.num_accumulated() == 0
+
+
+@pytest.mark.frameworks
+def test_dtype_of_torch_is_that_of_numpy(make):
+    torch = pytest.importorskip("torch")
+    for name in FLOATING:
+        assert make.sparse(getattr(torch, name), (5, 1)).dtype == numpy_dtype(name)
+    with pytest.raises(gq.InvalidDTypeError):
+        make.sparse(torch.bool, (5, 1))
+
+
+class FrameworkDType:
+    """A dtype of a framework that says which of NumPy's it is."""
+
+    as_numpy_dtype = np.float64
+
+
+def test_dtype_of_a_framework_that_names_numpy_s_is_accepted(make):
+    assert make.sparse(FrameworkDType(), (5, 1)).dtype == np.float64

@@ -101,7 +101,7 @@ def offer_row(acc):
     return lambda number: acc.apply_grad([number], row, local_step=None)
 
 
-SECONDS = [2.0, pytest.param(60.0, marks=pytest.mark.slow)]
+SECONDS = [1.2, pytest.param(60.0, marks=pytest.mark.slow)]
 LEAST_INTERRUPTS_PER_SECOND = 50
 
 
@@ -146,11 +146,11 @@ def test_ctrl_c_at_any_moment_of_a_group_take_keeps_members_together(make):
         return group.apply({"one": ([number], [[1.0]]), "total": [1.0]}, local_step=None)
 
     appliers = Appliers(offer)
-    results, count = interrupted_takes(2.0, 9, lambda: group.take(3, timeout=0.01))
+    results, count = interrupted_takes(1.2, 9, lambda: group.take(3, timeout=0.01))
     accepted = appliers.stop()
     while group.num_undelivered or group.num_accumulated():
         results.append(group.take(1, timeout=TIMEOUT))
-    assert count > 2 * LEAST_INTERRUPTS_PER_SECOND
+    assert count > LEAST_INTERRUPTS_PER_SECOND
     assert all(taken["total"][0] == taken["one"].values.sum() == taken.num_gradients for taken in results)
     assert sum(taken.num_gradients for taken in results) == accepted
 
@@ -168,14 +168,14 @@ def test_ctrl_c_while_takes_of_others_wait_leaves_their_turn_to_them(make):
 
     taking = Call(take_too)
     appliers = Appliers(offer_row(acc))
-    results, count = interrupted_takes(2.0, 5, lambda: acc.take_grad(2, timeout=0.01))
+    results, count = interrupted_takes(1.2, 5, lambda: acc.take_grad(2, timeout=0.01))
     accepted = appliers.stop()
     stop.set()
     taking.result()
     results += others
     while acc.num_undelivered or acc.num_accumulated():
         results.append(acc.take_grad(1, timeout=TIMEOUT))
-    assert count > 2 * LEAST_INTERRUPTS_PER_SECOND
+    assert count > LEAST_INTERRUPTS_PER_SECOND
     assert sum(float(grad.values.sum()) for grad in results) == accepted
 
 

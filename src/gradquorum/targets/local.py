@@ -139,9 +139,15 @@ class LocalTarget(AbstractTarget):
 
         job = _BackgroundTake(self._host, build, finish)
         ticket = Ticket(self._handle, num_required, exact, wake=functools.partial(background.jobs.put, job))
-        future.withdraw = functools.partial(round_.withdraw, ticket)
-        job.start(ticket, Deadline(timeout))
-        return future
+        future.withdraw = functools.partial(job.withdraw, ticket)
+        try:
+            job.start(ticket, Deadline(timeout))
+            return future
+        except BaseException:
+            round_.abandoned.append(ticket)
+            job.stop()
+            _settle(round_)
+            raise
 
     async def take_async(
         self, num_required: int, timeout: float | None, exact: bool, build: Callable[[Merged], T]
@@ -170,6 +176,7 @@ class LocalTarget(AbstractTarget):
             return result
         except BaseException:
             abandon(ticket)
+            job.stop()
             _settle(round_)
             raise
 
@@ -296,10 +303,24 @@ class _BackgroundTake(Generic[T]):
         self._ticket: Ticket | None = None
 
     def start(self, ticket: Ticket, deadline: Deadline) -> None:
+        """Queue the ticket, then watch its deadline."""
         background.start()
         self._ticket = ticket
-        self._watch(deadline, ticket.since + FIRST_LOG_SECONDS)
         self._host.round.enqueue(ticket)
+        self._watch(deadline, ticket.since + FIRST_LOG_SECONDS)
+
+    def withdraw(self, ticket: Ticket) -> bool:
+        """Take the ticket out of the queue; False if it has been decided already."""
+        withdrawn = self._host.round.withdraw(ticket)
+        if withdrawn:
+            self.stop()
+        return withdrawn
+
+    def stop(self) -> None:
+        """Forget the ticket: nobody waits for it any more."""
+        self._ticket = None
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _watch(self, deadline: Deadline, log_at: float) -> None:
         self._timer = background.call_at(min(deadline.at, log_at), lambda: self._on_time(deadline, log_at))
@@ -315,10 +336,10 @@ class _BackgroundTake(Generic[T]):
         self._watch(deadline, log_at + NEXT_LOG_SECONDS)
 
     def __call__(self) -> None:
-        ticket, self._ticket = self._ticket, None
-        assert ticket is not None
-        if self._timer is not None:
-            self._timer.cancel()
+        ticket = self._ticket
+        self.stop()
+        if ticket is None:
+            return
         result: T | None = None
         try:
             result = self._build(_merge(self._host, ticket))
