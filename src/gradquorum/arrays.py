@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradquorum.dtypes import is_bfloat16
-from gradquorum.errors import InvalidArgumentError, InvalidDTypeError
+from gradquorum.errors import InvalidArgumentError, InvalidDTypeError, no_memory
 
 __all__ = ["as_dims", "as_index_vector", "as_integer", "as_values", "split_torch_sparse"]
 
 MAX_INT64 = 2**63 - 1
+_INT64 = np.dtype(np.int64)
 _NO_ARRAYS = (int, float, complex, list, tuple)
 """What is converted, not refused, when its dtype differs."""
 _KIND_RANK = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
@@ -39,7 +40,7 @@ def as_values(
     if array.dtype == dtype:
         return array, is_array
     if array.dtype.newbyteorder("=") == dtype:
-        return array.astype(dtype), False
+        return _cast(array, dtype), False
     if is_array and not convert_arrays:
         raise InvalidDTypeError(
             f"{what}: expected an array of {dtype.name}, got {array.dtype.name}; "
@@ -61,8 +62,16 @@ def _converted(what: str, array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[
         limits = np.iinfo(dtype)
         if int(array.min()) < limits.min or int(array.max()) > limits.max:
             raise InvalidArgumentError(f"{what}: expected integers that {dtype.name} can hold, got one beyond")
-    with np.errstate(over="ignore", invalid="ignore"):
-        return array.astype(dtype)
+    return _cast(array, dtype)
+
+
+def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return a private, contiguous copy."""
+    try:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.array(array, dtype, order="C")
+    except MemoryError as error:
+        raise no_memory(error) from error
 
 
 def _kind_rank(dtype: np.dtype[Any]) -> int | None:
@@ -147,10 +156,11 @@ def as_index_vector(indices: Any) -> NDArray[np.int64]:
     if array.dtype.kind not in "iu":
         raise InvalidDTypeError(f"indices: expected integers, got {array.dtype.name}")
     if array.dtype.kind == "u" and array.dtype.itemsize == 8:
-        array = array.copy()  # the caller's may change between check and use
+        array = _cast(array, np.dtype(np.uint64))  # the caller's may change between check and use
         if array.size and int(array.max()) > MAX_INT64:
             raise InvalidArgumentError(f"indices: expected ids up to {MAX_INT64}, got {int(array.max())}")
-    return np.array(array, np.int64, order="C")
+        return array.view(np.int64)
+    return _cast(array, _INT64)
 
 
 def _integers(sequence: Any, fallback: NDArray[Any]) -> NDArray[Any]:

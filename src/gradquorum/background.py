@@ -1,4 +1,4 @@
-"""The library's own threads: a few that merge for futures and coroutines, one that watches their deadlines.
+"""The library's own threads: some that merge for futures and coroutines, one that watches their deadlines.
 
 They are daemons, started on first use. A forked child starts its own.
 """
@@ -17,7 +17,8 @@ from typing import Any
 
 __all__ = ["Background", "Timer", "background"]
 
-_NUM_THREADS = 2
+_MAX_THREADS = 32
+_MAX_IDLE = 2
 
 
 class Timer:
@@ -42,11 +43,14 @@ class Background:
         """Begin afresh, with no threads."""
         self.jobs: SimpleQueue[Callable[[], Any]] = SimpleQueue()
         """`put` is one C call: it may be made under a lock and no signal comes between."""
-        self._lock = threading.Lock()
-        self._started = False
-        """Guarded by _lock."""
+        self._lock = threading.RLock()  # a signal handler may come in between
+        self._num_threads = 0
+        """Guarded by _lock, like all that follows."""
+        self._num_idle = 0
+        self._watching = False
+        """Whether the thread for the timers runs."""
         self._timers: list[tuple[float, int, Timer]] = []
-        """A heap. Guarded by _lock."""
+        """A heap."""
         self._earlier = threading.Condition(self._lock)
         """A timer was added that comes first."""
         self._serial = itertools.count()
@@ -54,12 +58,21 @@ class Background:
     def start(self) -> None:
         """Start the threads unless they run."""
         with self._lock:
-            if self._started:
+            self._add_thread()
+            if self._watching:
                 return
-            self._started = True
-        for i in range(_NUM_THREADS):
-            threading.Thread(target=self._run_jobs, name=f"gradquorum-merge-{i}", daemon=True).start()
+            self._watching = True
         threading.Thread(target=self._run_timers, name="gradquorum-timers", daemon=True).start()
+
+    def _add_thread(self) -> None:
+        """Keep a thread idle, as far as that goes: a job may run callbacks of the user's that wait."""
+        with self._lock:
+            if self._num_idle or self._num_threads >= _MAX_THREADS:
+                return
+            self._num_idle += 1
+            self._num_threads += 1
+            name = f"gradquorum-merge-{self._num_threads}"
+        threading.Thread(target=self._run_jobs, name=name, daemon=True).start()
 
     def call_at(self, moment: float, call: Callable[[], Any]) -> Timer:
         """Make a call, in a thread of ours, at a moment of the monotonic clock."""
@@ -72,12 +85,20 @@ class Background:
     def _run_jobs(self) -> None:
         while True:
             job: Callable[[], Any] | None = self.jobs.get()
+            with self._lock:
+                self._num_idle -= 1
+            self._add_thread()
             try:
                 if job is not None:
                     job()
             except BaseException:  # a job reports its own errors; this thread must live on
                 logging.getLogger("gradquorum").exception("a background job failed")
             job = None  # keep nothing alive while waiting
+            with self._lock:
+                if self._num_idle >= _MAX_IDLE:
+                    self._num_threads -= 1
+                    return
+                self._num_idle += 1
 
     def _run_timers(self) -> None:
         while True:
@@ -85,12 +106,12 @@ class Background:
                 while not self._timers or self._timers[0][0] > time.monotonic():
                     ahead = self._timers[0][0] - time.monotonic() if self._timers else threading.TIMEOUT_MAX
                     self._earlier.wait(min(max(ahead, 0.0), threading.TIMEOUT_MAX))
-                timer = heapq.heappop(self._timers)[2]
-            if timer.call is not None:
-                self.jobs.put(timer.call)
+                call = heapq.heappop(self._timers)[2].call
+            if call is not None:
+                call()  # ours, and quick
+            del call
 
 
 background = Background()
-
 
 os.register_at_fork(after_in_child=background.reset)  # the parent's threads are not here

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 
 from gradquorum.errors import DeadlineExceededError, ResourceExhaustedError
-from gradquorum.waiters import Deadline, Handle, Waiter, cancel_closed, wait_in_line, wake_all
+from gradquorum.waiters import Deadline, Handle, RLock, Waiter, cancel_closed, wait_in_line, wake_all
 
 __all__ = ["Budget"]
 
@@ -18,7 +17,7 @@ class Budget:
     to the two numbers itself, together with what they count.
     """
 
-    def __init__(self, lock: threading.Lock, max_bytes: int | None, *, block: bool) -> None:
+    def __init__(self, lock: RLock, max_bytes: int | None, *, block: bool) -> None:
         self._lock = lock
         self._max_bytes = max_bytes
         self._block = block

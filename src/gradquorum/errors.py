@@ -102,6 +102,13 @@ class ResourceExhaustedError(GradQuorumError, MemoryError):
         self.max_bytes = max_bytes
 
 
+def no_memory(error: MemoryError) -> ResourceExhaustedError:
+    """Return what an apply raises when there is no memory for its gradient."""
+    return ResourceExhaustedError(
+        f"no memory to keep the gradient: {error or 'allocation failed'}; nothing has changed"
+    )
+
+
 class UnavailableError(GradQuorumError, ConnectionError):
     """What is needed is not there: workers have left, or a connection broke.
 

@@ -327,7 +327,7 @@ def check_timeout(timeout: Any) -> float | None:
         if isinstance(timeout, (bool, str, bytes)):
             raise TypeError
         seconds = float(timeout)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InvalidArgumentError(f"timeout: expected seconds or None, got {timeout!r}") from None
     if not seconds >= 0:
         raise InvalidArgumentError(f"timeout: expected 0 or more seconds, or None; got {timeout!r}")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 
 from gradquorum.errors import ClosedError, DeadlineExceededError
-from gradquorum.waiters import Deadline, Handle, Waiter, cancel_closed, wait_in_line, wake_all
+from gradquorum.waiters import Deadline, Handle, RLock, Waiter, cancel_closed, wait_in_line, wake_all
 
 __all__ = ["Publication"]
 
@@ -17,7 +16,7 @@ class Publication:
     Guarded by ``_lock``: ``step`` (may be read without) and ``_line``.
     """
 
-    def __init__(self, lock: threading.Lock) -> None:
+    def __init__(self, lock: RLock) -> None:
         self._lock = lock
         self.step = 0
         self._line: deque[Waiter] = deque()

@@ -4,11 +4,15 @@ What it decides: which gradients count, when a take is served and with what, who
 touches a value, calls nobody back and logs nothing while it holds the lock. Whoever completes a quorum
 detaches the round for the oldest take *before its own call returns*; the taker only merges.
 
-Signals. In the main thread an exception (Ctrl-C) can surface after any call of a C function and at the
-entry of any Python function, also inside a ``with self._lock``. So each transition first prepares everything
-and then commits in statements that call nothing; a ticket is filled and woken in one breath, the call to
-``wake()`` being the last thing. What an exception may leave undone is *serving* a queue whose head has become
-servable, or taking back an abandoned ticket: `_settle`, with which every call begins, does both.
+Interruptions. In the main thread a signal handler can run, and raise (Ctrl-C), after any call of a C function
+and at the entry of any Python function, also inside a ``with self._lock``; a finalizer can run there in any thread.
+So each transition first prepares everything and then commits in statements that call nothing; a ticket is filled
+and woken in one breath, the call to ``wake()`` being the last thing.
+
+* If an exception surfaces, what may be left undone is *serving* a queue whose head has become servable, or taking
+  back an abandoned ticket: `_settle`, with which every call begins, does both.
+* If the handler or finalizer calls the same round, the lock lets it in, as it is the same thread. Each commit
+  changes ``_version``, and whoever prepared a commit meanwhile prepares it again.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from gradquorum.membership import Membership, Worker
 from gradquorum.publication import Publication
 from gradquorum.receipts import ApplyStatus
 from gradquorum.records import Batch, Contribution, Figures, FormConflict, Forms, Prefix, Verdict, either
-from gradquorum.waiters import Deadline, Handle, Ticket, cancel_closed
+from gradquorum.waiters import Deadline, Handle, Ticket, cancel_closed, leave_line, may_wait
 
 __all__ = ["MAX_STEP", "Round"]
 
@@ -48,7 +52,9 @@ class Round:
         block_when_full: bool = False,
         compact_from_bytes: int = 0,
     ) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._version = 0
+        """Counts the commits."""
         self._no_forms: Forms = (None,) * num_members
         self._max_per_worker = max_per_worker
         self._compact_from_bytes = compact_from_bytes
@@ -104,6 +110,7 @@ class Round:
                 return 0
             for closing in list(self._handles) if for_all else [handle]:
                 closing.closed = True
+            self._version += 1
             cancel_closed(self._queue, "TakeGrad operation was cancelled")
             self.publication.cancel_closed()
             self.budget.cancel_closed()
@@ -111,10 +118,10 @@ class Round:
                 self._serve()
                 return 0
             self._closed = True
-            count = self._count + sum(batch.num_gradients for batch in self._undelivered)
-            dropped = self._undelivered, self._clear()
-            self._undelivered = []
-        del dropped  # not under the lock: lent arrays may have finalizers of the user's
+            count, dropped = self._clear()
+            undelivered, self._undelivered = self._undelivered, []
+            count += sum(batch.num_gradients for batch in undelivered)
+        del dropped, undelivered  # not under the lock: lent arrays may have finalizers of the user's
         return count
 
     def _check_open(self, handle: Handle) -> None:
@@ -135,37 +142,41 @@ class Round:
         """
         worker, sequence = contribution.worker, contribution.sequence
         with self._lock:
-            self._settle()
-            self._check_open(handle)
-            step, marks = self.step, NO_MARKS
-            accepted = 0
-            if worker is not None:
-                accepted = self._accepted.get(worker, 0)
-                if sequence is not None:
-                    marks = self._marks.get(worker, NO_MARKS)
-                    first = marks.status_of(sequence)
-                    if first is not None:
-                        self._membership.join(worker)
-                        return Verdict(ApplyStatus.DUPLICATE, step, 0, self._count, first)
-            forms, lag = self._forms, 0
-            if local_step is not None and local_step < step:
-                status, lag = ApplyStatus.STALE, step - local_step
-            else:
-                forms = self._merged_forms(contribution.forms)
-                if not finite:
-                    status = ApplyStatus.SKIPPED
-                elif self._max_per_worker is not None and accepted >= self._max_per_worker:
-                    status = ApplyStatus.REFUSED
-                elif not self.budget.has_room(contribution.num_bytes):
-                    return None
+            while True:
+                self._settle()
+                self._check_open(handle)
+                version = self._version
+                step, marks, accepted = self.step, NO_MARKS, 0
+                if worker is not None:
+                    accepted = self._accepted.get(worker, 0)
+                    if sequence is not None:
+                        marks = self._marks.get(worker, NO_MARKS)
+                        first = marks.status_of(sequence)
+                        if first is not None:
+                            self._membership.join(worker)
+                            return Verdict(ApplyStatus.DUPLICATE, step, 0, self._count, first)
+                forms, lag = self._forms, 0
+                if local_step is not None and local_step < step:
+                    status, lag = ApplyStatus.STALE, step - local_step
                 else:
-                    status = ApplyStatus.ACCEPTED
-            if sequence is not None:
-                marks = marks.judged(sequence, status)
-            if worker is not None:
-                self._membership.join(worker)
-            end = len(self._log)
+                    forms = self._merged_forms(contribution.forms)
+                    if not finite:
+                        status = ApplyStatus.SKIPPED
+                    elif self._max_per_worker is not None and accepted >= self._max_per_worker:
+                        status = ApplyStatus.REFUSED
+                    elif not self.budget.has_room(contribution.num_bytes):
+                        return None
+                    else:
+                        status = ApplyStatus.ACCEPTED
+                if sequence is not None:
+                    marks = marks.judged(sequence, status)
+                if worker is not None:
+                    self._membership.join(worker)
+                end = len(self._log)
+                if version == self._version:
+                    break
             # Commit.
+            self._version += 1
             if worker is not None and sequence is not None:
                 self._marks[worker] = marks
             if status is ApplyStatus.ACCEPTED:
@@ -228,7 +239,7 @@ class Round:
                     f"num_required: expected at most expected_workers x max_per_worker = {most}, "
                     f"got {ticket.num_required}"
                 )
-            self._queue.append(ticket)
+            self._queue.append(ticket)  # a commit in itself
             self._serve()
             if self._queue:
                 self.budget.look_again()  # perhaps no take can free memory any more
@@ -237,9 +248,6 @@ class Round:
         """End a take whose time is over, unless it has been decided."""
         with self._lock:
             self._settle()
-            i = self._position(ticket)
-            if i is None:
-                return
             have, need = self._count, ticket.num_required
             error = DeadlineExceededError(
                 f"take_grad: have {have}, need {need} at step {self.step}; {self._num_stale} dropped as stale "
@@ -249,21 +257,16 @@ class Round:
                 step=self.step,
                 num_stale=self._num_stale,
             )
-            del self._queue[i]
-            ticket.error = error
-            ticket.wake()
+            self._remove(ticket, error)
             self._serve()
 
     def withdraw(self, ticket: Ticket) -> bool:
         """Take a ticket out of the queue; False if it has been decided already."""
         with self._lock:
             self._settle()
-            i = self._position(ticket)
-            if i is None:
-                return False
-            del self._queue[i]
+            withdrawn = self._remove(ticket)
             self._serve()
-            return True
+            return withdrawn
 
     def deliver(self, ticket: Ticket) -> None:
         """Record that the result of a ticket is in its taker's hands. Its last chance is `abandoned`."""
@@ -271,9 +274,14 @@ class Round:
         assert batch is not None
         with self._lock:
             # Commit.
+            self._version += 1
             self.budget.detached_bytes -= batch.num_bytes
             ticket.delivered = True
             self.budget.look_again()
+
+    def may_wait(self) -> None:
+        """Refuse to wait in a signal handler that interrupted a call on this round."""
+        may_wait(self._lock)
 
     def settle(self) -> int:
         """Take back what cut-off takers left, serve who waits; return gradients lost to a closed round."""
@@ -287,34 +295,34 @@ class Round:
         """Do what an exception may have left undone: abandoned tickets, then a servable queue."""
         while self.abandoned:
             ticket = self.abandoned[0]
-            batch = ticket.batch
-            i = self._position(ticket)
-            if i is not None:
-                del self._queue[i]
+            if ticket.batch is not None:
+                self._take_back(ticket, ticket.batch)
+            elif not self._remove(ticket) and self.abandoned and self.abandoned[0] is ticket:
                 del self.abandoned[0]
-            elif batch is None:
-                del self.abandoned[0]
-            else:
-                self._take_back(ticket, batch)
         if self._queue:
             self._serve()
 
     def _take_back(self, ticket: Ticket, batch: Batch) -> None:
         """Keep the round of an abandoned ticket for the next take, in front of newer ones."""
-        if self._closed:
-            self._num_orphaned += batch.num_gradients
-            del self.abandoned[0]
-            return
+        version = self._version
         older = sum(other.serial < batch.serial for other in self._undelivered)
         regained = batch.num_bytes if ticket.delivered else 0
+        if version != self._version or ticket.batch is None:
+            return
         # Commit.
-        self._undelivered[older:older] = (batch,)
-        self.budget.detached_bytes += regained
-        ticket.batch = None
+        self._version += 1
         del self.abandoned[0]
+        ticket.batch = None
+        if self._closed:
+            self._num_orphaned += batch.num_gradients
+        else:
+            self._undelivered[older:older] = (batch,)
+            self.budget.detached_bytes += regained
 
-    def _position(self, ticket: Ticket) -> int | None:
-        return next((i for i, waiting in enumerate(self._queue) if waiting is ticket), None)
+    def _remove(self, ticket: Ticket, error: Exception | None = None) -> bool:
+        """Take a ticket out of the queue and, with an error, end its wait; False if it is not there."""
+        self._version += 1
+        return leave_line(self._queue, ticket, error)
 
     def _serve(self) -> None:
         """Serve the oldest takes as long as that is possible, and end those that never can be."""
@@ -322,6 +330,8 @@ class Round:
             ticket = self._queue[0]
             if self._undelivered:
                 batch = self._undelivered[0]
+                # Commit.
+                self._version += 1
                 del self._undelivered[0], self._queue[0]
                 ticket.batch = batch
                 ticket.wake()
@@ -334,10 +344,9 @@ class Round:
         """Detach the round, or an exact part of it, for the head of the queue, and advance the step."""
         if self.step == MAX_STEP:
             error = InvalidArgumentError(f"global_step is {MAX_STEP}: a take would pass int64; set_global_step first")
-            del self._queue[0]
-            ticket.error = error
-            ticket.wake()
+            self._remove(ticket, error)
             return
+        version = self._version
         taken, rest = self._log, list[Contribution]()
         count, accepted = 0, dict[Worker, int]()
         forms: Forms = self._no_forms
@@ -351,7 +360,10 @@ class Round:
                 if contribution.worker is not None:
                     accepted[contribution.worker] = accepted.get(contribution.worker, 0) + 1
         batch = Batch(taken, self._forms, self._count - count, num_bytes, self.step, self._serial)
+        if version != self._version:
+            return  # `_serve` looks again
         # Commit.
+        self._version += 1
         self._log, self._count, self._forms, self._accepted = rest, count, forms, accepted
         self.budget.log_bytes -= num_bytes
         self.budget.detached_bytes += num_bytes
@@ -364,17 +376,16 @@ class Round:
         ticket.wake()
 
     def _end_hopeless(self) -> bool:
-        """End the takes that the live workers cannot satisfy; True if the head was among them."""
+        """End the takes that the live workers cannot satisfy; True if there were any."""
+        ended = False
         fresh = self._membership.capacity({})
         now = self._membership.capacity(self._accepted)
         if fresh is None or now is None:
             return False
-        head, i = self._queue[0], 0
-        while i < len(self._queue):
-            ticket = self._queue[i]
-            possible = self._count + now if i == 0 else fresh
+        for ticket in list(self._queue):
+            is_head = bool(self._queue) and self._queue[0] is ticket
+            possible = self._count + now if is_head else fresh
             if ticket.num_required <= possible:
-                i += 1
                 continue
             live, left = self._membership.num_live, self._membership.left
             error = UnavailableError(
@@ -384,10 +395,8 @@ class Round:
                 needed=ticket.num_required,
                 left=left,
             )
-            del self._queue[i]
-            ticket.error = error
-            ticket.wake()
-        return not self._queue or self._queue[0] is not head
+            ended = self._remove(ticket, error) or ended
+        return ended
 
     # Compaction
 
@@ -403,18 +412,20 @@ class Round:
 
     def end_compaction(self, prefix: Prefix, merged: Contribution | None, compact_above_bytes: int) -> None:
         """Swap the merged prefix in, unless the round was detached meanwhile; None leaves the log as it is."""
+        length = len(prefix.contributions)
+        num_bytes = sum(contribution.num_bytes for contribution in prefix.contributions)
+        line = max(compact_above_bytes, self._compact_from_bytes)
         with self._lock:
             self._compaction = None
             if prefix.serial != self._serial:
                 return
-            self.compact_above_bytes = max(compact_above_bytes, self._compact_from_bytes)
+            # Commit.
+            self._version += 1
+            self.compact_above_bytes = line
             if merged is not None:
-                length = len(prefix.contributions)
-                freed = sum(contribution.num_bytes for contribution in prefix.contributions) - merged.num_bytes
-                # Commit.
                 self._log[:length] = (merged,)
-                self.budget.log_bytes -= freed
-                self.budget.look_again()
+                self.budget.log_bytes += merged.num_bytes - num_bytes
+            self.budget.look_again()
 
     # Steps
 
@@ -424,6 +435,8 @@ class Round:
             self._settle()
             self._check_open(handle)
             before = self.step
+            # Commit.
+            self._version += 1
             self.step = step
             return before
 
@@ -489,16 +502,16 @@ class Round:
         with self._lock:
             self._settle()
             self._check_open(handle)
-            count = self._count
-            dropped = self._clear()
+            count, dropped = self._clear()
             self._serve()  # what workers that have left had added is gone
         del dropped  # not under the lock: lent arrays may have finalizers of the user's
         return count
 
-    def _clear(self) -> list[Contribution]:
-        """Empty the open round and return what was in it."""
-        log = self._log
+    def _clear(self) -> tuple[int, list[Contribution]]:
+        """Empty the open round and return how many gradients were in it, and they themselves."""
+        count, log = self._count, self._log
         # Commit.
+        self._version += 1
         self._log = []
         self._count = self.budget.log_bytes = 0
         self._forms = self._no_forms
@@ -506,4 +519,4 @@ class Round:
         self._serial += 1
         self.compact_above_bytes = self._compact_from_bytes
         self.budget.look_again()
-        return log
+        return count, log

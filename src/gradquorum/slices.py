@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gradquorum.arrays import split_torch_sparse
-from gradquorum.errors import InvalidArgumentError
+from gradquorum.errors import InvalidArgumentError, no_memory
 from gradquorum.indexed_slices import SparseGradient
 from gradquorum.specs import SparseSpec
 from gradquorum.validation import CheckedSparse, check_row_shape, check_sparse
@@ -65,6 +65,9 @@ def _joined(spec: SparseSpec, where: str, parts: list[CheckedSparse]) -> Checked
             check_row_shape(f"{where}part {i}: ", spec, row_shape, part.row_shape)
     if late is not None:
         return known[0]._replace(late_error=late)
-    indices = np.concatenate([part.indices for part in known])
-    values = np.concatenate([part.values for part in known])
+    try:
+        indices = np.concatenate([part.indices for part in known])
+        values = np.concatenate([part.values for part in known])
+    except MemoryError as error:
+        raise no_memory(error) from error
     return CheckedSparse(indices, values, row_shape, borrowed=False)

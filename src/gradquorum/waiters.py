@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from gradquorum.errors import CancelledError
+from gradquorum.errors import CancelledError, GradQuorumError
 from gradquorum.records import Batch
 
-__all__ = ["Deadline", "Handle", "Ticket", "Waiter", "cancel_closed", "wait_in_line", "wake_all"]
+__all__ = [
+    "Deadline",
+    "Handle",
+    "RLock",
+    "Ticket",
+    "Waiter",
+    "cancel_closed",
+    "leave_line",
+    "may_wait",
+    "wait_in_line",
+    "wake_all",
+]
+
+RLock = Any
+"""`threading.RLock` is a function to the type checker. One lock for a round and all that belongs to it."""
 
 _LOOK_UP_SECONDS = 0.5
 
@@ -89,6 +104,11 @@ class Ticket(Waiter):
         self.delivered = False
         """Guarded by the round's lock."""
 
+    @property
+    def decided(self) -> bool:
+        """Whether it has been filled or ended."""
+        return self.batch is not None or self.error is not None
+
 
 def wake_all(line: deque[Waiter]) -> None:
     """Wake everybody in a line, which is left empty. The caller holds the lock."""
@@ -98,30 +118,57 @@ def wake_all(line: deque[Waiter]) -> None:
         waiter.wake()
 
 
+def leave_line(line: deque[Any], waiter: Waiter, error: Exception | None = None) -> bool:
+    """Take a waiter out of its line and, with an error, end its wait; False if it is not there.
+
+    The caller holds the lock.
+    """
+    while True:
+        try:
+            i = list(line).index(waiter)
+        except ValueError:
+            return False
+        with contextlib.suppress(IndexError):  # what ran meanwhile may have shortened the line
+            if line[i] is waiter:
+                # Commit.
+                del line[i]
+                if error is not None:
+                    waiter.error = error
+                    waiter.wake()
+                return True
+
+
 def cancel_closed(line: deque[Any], message: str) -> None:
     """End the waits of closed handles. The caller holds the lock."""
-    i = 0
-    while i < len(line):
-        waiter = line[i]
+    for waiter in list(line):
         if waiter.handle.closed:
-            del line[i]
-            waiter.error = CancelledError(message)
-            waiter.wake()
-        else:
-            i += 1
+            leave_line(line, waiter, CancelledError(message))
 
 
-def wait_in_line(waiter: Waiter, line: deque[Waiter], lock: threading.Lock, deadline: Deadline) -> None:
+def may_wait(lock: RLock) -> None:
+    """Refuse to wait while this thread holds the lock: nobody could end the wait.
+
+    Raises:
+        GradQuorumError: this is a signal handler or finalizer that interrupted a call on the same round.
+    """
+    if lock._is_owned():  # what threading.Condition asks, too
+        raise GradQuorumError(
+            "this call would wait for ever: it was made by a signal handler or finalizer that interrupted another "
+            "call on the same accumulator; wait in another thread, or use timeout=0"
+        )
+
+
+def wait_in_line(waiter: Waiter, line: deque[Waiter], lock: RLock, deadline: Deadline) -> None:
     """Wait until woken or until the deadline, then leave the line.
 
     Raises:
         CancelledError: the handle was closed meanwhile.
     """
     try:
+        may_wait(lock)
         waiter.wait(deadline.left())
     finally:
         with lock:
-            if waiter in line:
-                line.remove(waiter)
+            leave_line(line, waiter)
     if waiter.error is not None:
         raise waiter.error

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import importlib.util
+import warnings
+
 from gradquorum.engine.interface import AbstractEngine, ReducerSpec
 from gradquorum.engine.reference import ReferenceEngine
 from gradquorum.errors import InvalidArgumentError
 
 __all__ = ["AbstractEngine", "ReducerSpec", "available_engines", "engine_name", "get_engine"]
 
-_engines: dict[str, AbstractEngine] = {"reference": ReferenceEngine()}
 
-engine_name = next(iter(_engines))
+def _engines_here() -> dict[str, AbstractEngine]:
+    """Return the engines of this installation, the default one first."""
+    engines: dict[str, AbstractEngine] = {}
+    if importlib.util.find_spec("gradquorum._native") is not None:  # a broken one must not pass for a missing one
+        from gradquorum.engine.native import NativeEngine
+
+        engines["native"] = NativeEngine()
+    engines["reference"] = ReferenceEngine()
+    return engines
+
+
+_engines = _engines_here()
+_warned = False
+
+engine_name: str = next(iter(_engines))
 """The engine used by default."""
 
 
@@ -26,7 +42,23 @@ def get_engine(name: str | None = None) -> AbstractEngine:
         InvalidArgumentError: there is no such engine in this installation.
     """
     if name is None:
-        return next(iter(_engines.values()))
-    if name not in _engines:
-        raise InvalidArgumentError(f"engine: expected one of {available_engines()}, got {name!r}")
+        _warn_if_slow()
+        return _engines[engine_name]
+    if not isinstance(name, str) or name not in _engines:
+        raise InvalidArgumentError(f"engine: expected one of {available_engines()} in this installation, got {name!r}")
     return _engines[name]
+
+
+def _warn_if_slow() -> None:
+    """Say once that the default engine is the reference engine, for want of a better one."""
+    global _warned
+    if engine_name == "native" or _warned:
+        return
+    _warned = True
+    warnings.warn(
+        "gradquorum was installed without its native engine, because there was no C++ compiler: it uses the reference "
+        "engine, which gives the same results far more slowly. Install it again with a compiler, or ask for "
+        "engine='reference' to silence this.",
+        RuntimeWarning,
+        stacklevel=2,
+    )

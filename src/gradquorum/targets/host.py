@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gradquorum.engine import get_engine
-from gradquorum.errors import InvalidArgumentError, ResourceExhaustedError
+from gradquorum.errors import InvalidArgumentError, ResourceExhaustedError, no_memory
 from gradquorum.membership import sort_workers, worker_key
 from gradquorum.receipts import ApplyReceipt, ApplyStatus
 from gradquorum.records import Batch, Contribution, FormConflict, Prefix
@@ -46,6 +46,8 @@ class RoundHost:
         self._by_worker = options.order == "worker"
         self._compacts = options.compact and not self._by_worker
         self._check_finite = options.on_nonfinite != "keep"
+        self.coroutines: weakref.WeakSet[Any] = weakref.WeakSet()
+        """The takes that coroutines wait for, in case their event loop is closed under them."""
         self.round = Round(
             len(self._specs),
             expected_workers=options.expected_workers,
@@ -63,7 +65,7 @@ class RoundHost:
         try:
             contribution, finite = self._contribution(offer)
         except MemoryError as error:
-            raise ResourceExhaustedError(f"no memory to keep the gradient: {error}; nothing has changed") from error
+            raise no_memory(error) from error
         if not finite and self.spec.options.on_nonfinite == "raise":
             names = [self._where(i) or "grad: " for i, block in enumerate(contribution.blocks) if not block.finite]
             raise InvalidArgumentError(f"{''.join(names)}expected finite values, got NaN or infinity")
@@ -192,7 +194,7 @@ class RoundHost:
             ]
         except MemoryError as error:
             raise ResourceExhaustedError(
-                f"no memory for the result: {error}; the round is kept whole for the next take"
+                f"no memory for the result: {error or 'allocation failed'}; the round is kept whole for the next take"
             ) from error
         return Merged(members, batch.num_gradients, batch.step, sort_workers(_workers(contributions)))
 

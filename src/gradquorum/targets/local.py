@@ -34,13 +34,13 @@ _logger = logging.getLogger("gradquorum")
 
 _hosts: weakref.WeakValueDictionary[str, RoundHost] = weakref.WeakValueDictionary()
 """The rounds that have a shared name. Guarded by _hosts_lock."""
-_hosts_lock = threading.Lock()
+_hosts_lock = threading.RLock()
 _num_forks = 0
 
 
 def _after_fork() -> None:
     global _hosts, _hosts_lock, _num_forks
-    _hosts, _hosts_lock = weakref.WeakValueDictionary(), threading.Lock()
+    _hosts, _hosts_lock = weakref.WeakValueDictionary(), threading.RLock()
     _num_forks += 1
 
 
@@ -67,8 +67,7 @@ def open_local(spec: RoundSpec, shared_name: str | None) -> LocalTarget:
                     f"shared_name {shared_name!r}: expected the spec it was made with, "
                     f"{host.spec.describe()}, got {spec.describe()}"
                 )
-        host = RoundHost(spec)
-        _hosts[shared_name] = host
+        host = _hosts[shared_name] = RoundHost(spec)
         return _attach(host, None)
 
 
@@ -108,6 +107,7 @@ class LocalTarget(AbstractTarget):
 
     def take(self, num_required: int, timeout: float | None, exact: bool, build: Callable[[Merged], T]) -> T:
         round_, host = self._round, self._host
+        _reclaim(host)
         abandon = round_.abandoned.append
         ticket = Ticket(self._handle, num_required, exact)
         try:
@@ -125,9 +125,11 @@ class LocalTarget(AbstractTarget):
         self, num_required: int, timeout: float | None, exact: bool, build: Callable[[Merged], T]
     ) -> concurrent.futures.Future[T]:
         round_ = self._round
+        _reclaim(self._host)
         future: _TakeFuture[T] = _TakeFuture()
 
         def finish(ticket: Ticket, result: T | None, error: BaseException | None) -> None:
+            job.stop()
             if error is not None:
                 round_.abandoned.append(ticket)
                 _settle(round_)
@@ -155,6 +157,7 @@ class LocalTarget(AbstractTarget):
         import asyncio
 
         round_ = self._round
+        _reclaim(self._host)
         abandon = round_.abandoned.append
         loop = asyncio.get_running_loop()
         merged: asyncio.Future[T] = loop.create_future()
@@ -166,13 +169,15 @@ class LocalTarget(AbstractTarget):
                 abandon(ticket)
                 _settle(round_)
 
-        job = _BackgroundTake(self._host, build, finish)
+        job = _BackgroundTake(self._host, build, finish, is_orphan=loop.is_closed)
         ticket = Ticket(self._handle, num_required, exact, wake=functools.partial(background.jobs.put, job))
         try:
+            self._host.coroutines.add(job)
             job.start(ticket, Deadline(timeout))
             result = await merged
             round_.deliver(ticket)
             ticket.batch = None
+            job.stop()
             return result
         except BaseException:
             abandon(ticket)
@@ -217,6 +222,7 @@ class LocalTarget(AbstractTarget):
 
     @property
     def num_undelivered(self) -> int:
+        _reclaim(self._host)
         return self._round.num_undelivered
 
     def discard(self) -> int:
@@ -239,6 +245,8 @@ def _merge(host: RoundHost, ticket: Ticket) -> Merged:
 
 def _wait(round_: Round, ticket: Ticket, deadline: Deadline) -> None:
     """Wait until the ticket is decided, at the latest by its deadline."""
+    if deadline.timeout != 0 and not ticket.decided:
+        round_.may_wait()
     log_at = ticket.since + FIRST_LOG_SECONDS
     while not ticket.wait(deadline.left(max(log_at - time.monotonic(), 0.0))):
         if deadline.passed:
@@ -264,6 +272,15 @@ def _settle(round_: Round) -> None:
     orphaned = round_.settle()
     if orphaned:
         _logger.warning("%d gradients were discarded: their take was cut off after the accumulator closed", orphaned)
+
+
+def _reclaim(host: RoundHost) -> None:
+    """Take back the rounds of coroutines whose event loop was closed under them."""
+    for job in tuple(host.coroutines):
+        if job.ticket is not None and job.is_orphan():
+            host.round.abandoned.append(job.ticket)
+            job.stop()
+            _settle(host.round)
 
 
 def _resolve(merged: Any, result: object, error: BaseException | None) -> None:
@@ -295,17 +312,21 @@ class _BackgroundTake(Generic[T]):
         host: RoundHost,
         build: Callable[[Merged], T],
         finish: Callable[[Ticket, T | None, BaseException | None], None],
+        is_orphan: Callable[[], bool] | None = None,
     ) -> None:
         self._host = host
-        self._build = build
-        self._finish = finish
+        self._work: tuple[Callable[[Merged], T], Callable[[Ticket, T | None, BaseException | None], None]] | None
+        self._work = build, finish
+        self.is_orphan = is_orphan
+        """Tells whether nobody can wait for it any more."""
+        self.ticket: Ticket | None = None
+        """Until the take has ended."""
         self._timer: Timer | None = None
-        self._ticket: Ticket | None = None
 
     def start(self, ticket: Ticket, deadline: Deadline) -> None:
         """Queue the ticket, then watch its deadline."""
         background.start()
-        self._ticket = ticket
+        self.ticket = ticket
         self._host.round.enqueue(ticket)
         self._watch(deadline, ticket.since + FIRST_LOG_SECONDS)
 
@@ -317,8 +338,8 @@ class _BackgroundTake(Generic[T]):
         return withdrawn
 
     def stop(self) -> None:
-        """Forget the ticket: nobody waits for it any more."""
-        self._ticket = None
+        """Forget the take: it has ended, and what waited for it may be freed."""
+        self.ticket = self._work = None
         if self._timer is not None:
             self._timer.cancel()
 
@@ -326,8 +347,8 @@ class _BackgroundTake(Generic[T]):
         self._timer = background.call_at(min(deadline.at, log_at), lambda: self._on_time(deadline, log_at))
 
     def _on_time(self, deadline: Deadline, log_at: float) -> None:
-        ticket = self._ticket
-        if ticket is None or ticket.batch is not None or ticket.error is not None:
+        ticket = self.ticket
+        if ticket is None or ticket.decided:
             return
         if deadline.passed:
             self._host.round.expire(ticket)
@@ -336,14 +357,16 @@ class _BackgroundTake(Generic[T]):
         self._watch(deadline, log_at + NEXT_LOG_SECONDS)
 
     def __call__(self) -> None:
-        ticket = self._ticket
-        self.stop()
-        if ticket is None:
+        ticket, work = self.ticket, self._work
+        if ticket is None or work is None:
             return
+        if self._timer is not None:
+            self._timer.cancel()
+        build, finish = work
         result: T | None = None
         try:
-            result = self._build(_merge(self._host, ticket))
+            result = build(_merge(self._host, ticket))
         except BaseException as error:
-            self._finish(ticket, None, error)
+            finish(ticket, None, error)
         else:
-            self._finish(ticket, result, None)
+            finish(ticket, result, None)

@@ -1,0 +1,86 @@
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string_view.h>
+
+#include <optional>
+
+#include "common.hpp"
+#include "gradquorum/dense.hpp"
+
+namespace {
+
+/// A block with its own Python type; immutable, so any thread may read it.
+struct DenseBlock {
+  gq::DenseBlock core;  ///< The block.
+};
+
+using DenseLog = Log<DenseBlock, gq::DenseBlock>;
+
+/// The arithmetic of one dense member. Immutable.
+class DenseReducer {
+ public:
+  DenseReducer(std::string_view dtype, std::string_view accumulate, std::string_view reduction, std::size_t num_threads)
+      : bound_(dtype, accumulate, reduction, num_threads) {}
+
+  DenseBlock block(const std::optional<ValuesIn>& value, double weight, bool lends, bool check_finite) const {
+    DenseBlock out;
+    out.core.weight = weight;
+    if (!value.has_value()) return out;
+    check_values(bound_, *value);
+    std::size_t size = bound_.parts();
+    for (std::size_t i = 0; i < value->ndim(); ++i) size = gq::checked_mul(size, value->shape(i));
+    std::shared_ptr<const void> lender;
+    if (lends) lender = lend(*value);
+    const Unlocked unlocked;
+    out.core = gq::make_dense(bound_.spec, static_cast<const unsigned char*>(value->data()), size, weight, check_finite,
+                              std::move(lender));
+    return out;
+  }
+
+  ArrayOut merge(nb::handle blocks, nb::handle shape, std::int64_t num_gradients) const {
+    const DenseLog log(blocks);
+    const std::vector<std::size_t> dims = to_shape(shape, 0, false);
+    const std::size_t size = gq::checked_mul(product(dims, 0), bound_.parts());
+    gq::Buffer out;
+    {
+      const Unlocked unlocked;
+      out = gq::merge_dense(bound_.spec, log.data(), log.size(), size, num_gradients);
+    }
+    return to_array(std::move(out), dims, result_dtype(bound_));
+  }
+
+  DenseBlock compact(nb::handle blocks) const {
+    const DenseLog log(blocks);
+    DenseBlock out;
+    const Unlocked unlocked;
+    out.core = gq::compact_dense(bound_.spec, log.data(), log.size());
+    return out;
+  }
+
+  std::size_t distinct_bytes(nb::handle blocks) const {
+    const DenseLog log(blocks);
+    std::size_t most = 0;
+    for (std::size_t b = 0; b < log.size(); ++b) most = std::max(most, log.data()[b]->num_elements);
+    return gq::checked_mul(most, gq::item_bytes(bound_.spec.accumulate));
+  }
+
+ private:
+  const BoundSpec bound_;  ///< What it does.
+};
+
+}  // namespace
+
+void bind_dense(nb::module_& m) {
+  nb::class_<DenseBlock>(m, "DenseBlock", nb::is_final(), nb::is_weak_referenceable(),
+                         "One dense gradient, or the running sum of several. Immutable.")
+      .def_prop_ro("num_bytes", [](const DenseBlock& self) { return self.core.num_bytes(); })
+      .def_prop_ro("lent", [](const DenseBlock& self) { return self.core.lent(); })
+      .def_prop_ro("finite", [](const DenseBlock& self) { return self.core.finite; });
+  nb::class_<DenseReducer>(m, "DenseReducer", nb::is_final(), "The arithmetic of one dense member.")
+      .def(nb::init<std::string_view, std::string_view, std::string_view, std::size_t>(), nb::arg("dtype"),
+           nb::arg("accumulate_dtype"), nb::arg("reduction_type"), nb::arg("num_threads"))
+      .def("block", &DenseReducer::block, nb::arg("value").noconvert().none(), nb::arg("weight"), nb::arg("lend"),
+           nb::arg("check_finite"))
+      .def("merge", &DenseReducer::merge, nb::arg("blocks"), nb::arg("shape"), nb::arg("num_gradients"))
+      .def("compact", &DenseReducer::compact, nb::arg("blocks"))
+      .def("distinct_bytes", &DenseReducer::distinct_bytes, nb::arg("blocks"));
+}

@@ -1,0 +1,132 @@
+"""The native engine: the C++ core behind the engine interface. Same bits as the reference engine."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradquorum import _native  # type: ignore[attr-defined, unused-ignore]  # compiled; may have no stub
+from gradquorum.dtypes import is_bfloat16
+from gradquorum.engine.interface import (
+    AbstractDenseReducer,
+    AbstractEngine,
+    AbstractSparseReducer,
+    Block,
+    ReducerSpec,
+)
+
+__all__ = ["NativeEngine"]
+
+atexit.register(_native.end_calls)
+
+
+def _num_threads(asked: int | None) -> int:
+    """Return how many threads a merge may use: those asked for, or one for each core of this process."""
+    if asked is not None:
+        return asked
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class _Door:
+    """What sparse and dense members share: how arrays cross. bfloat16 crosses as its bits."""
+
+    __slots__ = ("_as_bits", "_dtype", "_native")
+
+    def __init__(self, spec: ReducerSpec, native_type: Any) -> None:
+        self._dtype = spec.dtype
+        self._as_bits = is_bfloat16(spec.dtype)
+        self._native = native_type(
+            spec.dtype.name, spec.accumulate_dtype.name, spec.reduction_type, _num_threads(spec.num_threads)
+        )
+
+    def _in(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the values as the core reads them: contiguous, aligned, bits for bfloat16."""
+        flags = values.flags
+        if not flags.c_contiguous or not flags.aligned:
+            values = np.array(values, order="C")
+        return values.view(np.uint16) if self._as_bits else values
+
+    def _out(self, values: NDArray[Any]) -> NDArray[Any]:
+        return values.view(self._dtype) if self._as_bits else values
+
+
+class _SparseReducer(_Door, AbstractSparseReducer):
+    __slots__ = ()
+
+    def __init__(self, spec: ReducerSpec) -> None:
+        super().__init__(spec, _native.SparseReducer)
+
+    def block(
+        self,
+        indices: NDArray[np.int64],
+        values: NDArray[Any],
+        *,
+        weight: float = 1.0,
+        lend: bool = False,
+        check_finite: bool = False,
+    ) -> Block:
+        crossing = self._in(values)
+        lend = lend and values.flags.c_contiguous and values.flags.aligned
+        block: Block = self._native.block(indices, crossing, weight, lend, check_finite)
+        return block
+
+    def merge(
+        self, blocks: Sequence[Block], row_shape: tuple[int, ...], num_gradients: int
+    ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]:
+        indices, values, counts = self._native.merge(blocks, row_shape, num_gradients)
+        return indices, self._out(values), counts
+
+    def compact(self, blocks: Sequence[Block]) -> Block:
+        block: Block = self._native.compact(blocks)
+        return block
+
+    def distinct_bytes(self, blocks: Sequence[Block]) -> int:
+        num_bytes: int = self._native.distinct_bytes(blocks)
+        return num_bytes
+
+
+class _DenseReducer(_Door, AbstractDenseReducer):
+    __slots__ = ()
+
+    def __init__(self, spec: ReducerSpec) -> None:
+        super().__init__(spec, _native.DenseReducer)
+
+    def block(
+        self, value: NDArray[Any] | None, *, weight: float = 1.0, lend: bool = False, check_finite: bool = False
+    ) -> Block:
+        crossing = None
+        if value is not None:
+            crossing = self._in(value)
+            lend = lend and value.flags.c_contiguous and value.flags.aligned
+        block: Block = self._native.block(crossing, weight, lend, check_finite)
+        return block
+
+    def merge(self, blocks: Sequence[Block], shape: tuple[int, ...], num_gradients: int) -> NDArray[Any]:
+        return self._out(self._native.merge(blocks, shape, num_gradients))
+
+    def compact(self, blocks: Sequence[Block]) -> Block:
+        block: Block = self._native.compact(blocks)
+        return block
+
+    def distinct_bytes(self, blocks: Sequence[Block]) -> int:
+        num_bytes: int = self._native.distinct_bytes(blocks)
+        return num_bytes
+
+
+class NativeEngine(AbstractEngine):
+    """Makes reducers that run in C++, without the GIL, on as many threads as the spec says."""
+
+    name = "native"
+
+    def sparse_reducer(self, spec: ReducerSpec) -> AbstractSparseReducer:
+        return _SparseReducer(spec)
+
+    def dense_reducer(self, spec: ReducerSpec) -> AbstractDenseReducer:
+        return _DenseReducer(spec)
