@@ -325,10 +325,11 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseGradient]):
         return self._target.take(number, check_timeout(timeout), exact, self._build_slices)
 
     def rounds(self, num_required: int, *, timeout: float | None = None) -> Iterator[SparseGradient]:
-        """Take round after round; publish each one's step when the loop body has ended.
+        """Take round after round; publish the step when the loop body has ended.
 
-        Ends when this handle is closed. A loop left by `break` or an exception publishes nothing for its last
-        round.
+        What is published is the step of the parameters that the body has updated: one more than the gradient's. It
+        only ever raises the published step, so that a body which sets the step can publish it itself. Ends when this
+        handle is closed. A loop left by `break` or an exception publishes nothing for its last round.
 
         Args:
             num_required: gradients to wait for in each round.
@@ -453,7 +454,7 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[NDArray[Any]]):
         return self._apply((gradient,), step, worker, sequence, weight, copy, timeout)
 
     def rounds(self, num_required: int, *, timeout: float | None = None) -> Iterator[NDArray[Any]]:
-        """Take round after round; publish each one's step when the loop body has ended.
+        """Take round after round; publish the step when the loop body has ended.
 
         As for `SparseConditionalAccumulator.rounds`.
         """

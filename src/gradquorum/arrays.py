@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,8 @@ def _as_array(what: str, values: Any) -> tuple[NDArray[Any], bool]:
             return np.asarray(values), False
         except (ValueError, TypeError, OverflowError, RuntimeError) as error:
             raise InvalidArgumentError(f"{what}: expected an array, got a sequence that is none: {error}") from error
+    if isinstance(values, (str, bytes, bytearray)):
+        raise InvalidDTypeError(f"{what}: expected an array, a list or a scalar, got {type(values).__name__}")
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(values, torch.Tensor):
         return _from_torch(what, values, torch), True
@@ -149,6 +152,8 @@ def as_index_vector(indices: Any) -> NDArray[np.int64]:
         InvalidArgumentError: one does not fit int64.
     """
     array, is_array = _as_array("indices", indices)
+    if not is_array and isinstance(indices, (list, tuple)) and any(isinstance(i, (bool, np.bool_)) for i in indices):
+        raise InvalidDTypeError("indices: expected integers, got a bool among them")
     if array.size == 0 and not is_array:
         return np.zeros(array.shape, np.int64)
     if array.dtype.kind == "f" and not is_array:  # NumPy's answer to a mixture of uint64 and others
@@ -200,12 +205,10 @@ def as_dims(what: str, dims: Any, *, unknown: tuple[Any, ...]) -> tuple[int | No
     """
     if hasattr(dims, "as_list"):  # tf.TensorShape
         dims = () if dims.rank is None else dims.as_list()
-    if getattr(dims, "ndim", 1) != 1 or isinstance(dims, (str, bytes)):
+    is_vector = getattr(dims, "ndim", 1) == 1 and hasattr(dims, "__getitem__") and hasattr(dims, "__len__")
+    if not is_vector or isinstance(dims, (str, bytes, Mapping)):
         raise InvalidArgumentError(f"{what}: expected a vector of sizes, got {dims!r}")
-    try:
-        entries = list(dims)
-    except TypeError:
-        raise InvalidArgumentError(f"{what}: expected a vector of sizes, got {dims!r}") from None
+    entries = list(dims)
     sizes: list[int | None] = []
     for i, entry in enumerate(entries):
         size = None if entry is None else as_integer(f"{what}[{i}]", getattr(entry, "value", entry))

@@ -51,7 +51,7 @@ def _resolve(dtype: Any) -> np.dtype[Any] | None:
     try:
         found: np.dtype[Any] = np.dtype(dtype)
         return found
-    except TypeError:
+    except (TypeError, ValueError):
         return None
 
 

@@ -194,7 +194,7 @@ class AccumulatorGroup(AbstractAccumulator[GroupGradient]):
         return self._submit_take(num_required, timeout, exact)
 
     def rounds(self, num_required: int, *, timeout: float | None = None) -> Iterator[GroupGradient]:
-        """Take round after round; publish each one's step when the loop body has ended.
+        """Take round after round; publish the step when the loop body has ended.
 
         As for `SparseConditionalAccumulator.rounds`.
         """

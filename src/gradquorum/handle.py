@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import math
+import numbers
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -94,8 +95,11 @@ class AbstractAccumulator(ABC, Generic[R]):
             if weight == 1:
                 return 1.0
             raise InvalidArgumentError(f"weight: expected none unless reduction_type is 'MEAN_BY_WEIGHT', got {weight}")
-        with np.errstate(over="ignore", under="ignore"):
-            rounded = float(self._weight_dtype.type(weight))
+        try:
+            with np.errstate(over="ignore", under="ignore"):
+                rounded = float(self._weight_dtype.type(weight))
+        except OverflowError:  # an int beyond float64
+            rounded = math.inf
         if not (math.isfinite(rounded) and rounded > 0):
             raise InvalidArgumentError(
                 f"weight: expected a finite number above 0 in {self._weight_dtype.name}, got {weight}"
@@ -126,6 +130,8 @@ class AbstractAccumulator(ABC, Generic[R]):
 
     def _check_take(self, num_required: Any, exact: bool) -> int:
         number = as_integer("num_required", num_required)
+        if not isinstance(exact, (bool, np.bool_)):
+            raise InvalidArgumentError(f"exact: expected True or False, got {exact!r}")
         if number < 1:
             raise InvalidArgumentError(f"num_required must be positive, but was {number}")
         if exact and self._spec.options.compact:
@@ -145,7 +151,7 @@ class AbstractAccumulator(ABC, Generic[R]):
             yield result
             del result  # the caller's from here on
             try:
-                self._target.publish(step + 1)
+                self._target.publish(step + 1, only_raise=True)
             except ClosedError:
                 return
 
@@ -289,7 +295,10 @@ class AbstractAccumulator(ABC, Generic[R]):
         )
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else f"step {self.global_step}, {self.num_accumulated()} accumulated"
+        try:
+            state = f"step {self.global_step}, {self.num_accumulated()} accumulated"
+        except ClosedError:
+            state = "closed" if self.closed else "of another process"
         return f"<{self._name} {self._spec.summary()}: {state}>"
 
 
@@ -323,12 +332,12 @@ def check_timeout(timeout: Any) -> float | None:
     """Return seconds; None, as for infinity, is without end."""
     if timeout is None:
         return None
+    if isinstance(timeout, (bool, np.bool_)) or not isinstance(timeout, numbers.Real):
+        raise InvalidArgumentError(f"timeout: expected seconds or None, got {timeout!r}")
     try:
-        if isinstance(timeout, (bool, str, bytes)):
-            raise TypeError
         seconds = float(timeout)
-    except (TypeError, ValueError, OverflowError):
-        raise InvalidArgumentError(f"timeout: expected seconds or None, got {timeout!r}") from None
+    except OverflowError:
+        seconds = math.copysign(math.inf, timeout)
     if not seconds >= 0:
         raise InvalidArgumentError(f"timeout: expected 0 or more seconds, or None; got {timeout!r}")
     return None if seconds == math.inf else seconds

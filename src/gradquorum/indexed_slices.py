@@ -88,6 +88,9 @@ class SparseGradient:
     def __getitem__(self, item: int | slice) -> Any:
         return (self.indices, self.values, self.shape)[item]
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, tuple(getattr(self, name) for name in SparseGradient.__slots__)
+
     def as_indexed_slices(self) -> IndexedSlices:
         """Return the same arrays as `IndexedSlices`."""
         return IndexedSlices(self.values, self.indices, self.shape)
@@ -97,3 +100,9 @@ class SparseGradient:
             f"SparseGradient({len(self.indices)} rows of shape {self.values.shape[1:]}, {self.values.dtype}; "
             f"num_gradients={self.num_gradients}, step={self.step})"
         )
+
+
+def _rebuild(counts: Any, indices: Any, num_gradients: int, shape: Any, step: int, values: Any, workers: Any) -> Any:
+    return SparseGradient(
+        indices, values, shape, num_gradients=num_gradients, step=step, counts=counts, workers=workers
+    )

@@ -384,7 +384,8 @@ class Round:
             return False
         for ticket in list(self._queue):
             is_head = bool(self._queue) and self._queue[0] is ticket
-            possible = self._count + now if is_head else fresh
+            # One further back will be the head of this round if those before it end, else of a later one.
+            possible = self._count + now if is_head else max(self._count + now, fresh)
             if ticket.num_required <= possible:
                 continue
             live, left = self._membership.num_live, self._membership.left
@@ -440,11 +441,13 @@ class Round:
             self.step = step
             return before
 
-    def publish(self, handle: Handle, step: int | None) -> int:
-        """Publish a step, by default the current one, and return it."""
+    def publish(self, handle: Handle, step: int | None, *, only_raise: bool = False) -> int:
+        """Publish a step, by default the current one, and return the published one."""
         with self._lock:
             self._check_open(handle)
             step = self.step if step is None else step
+            if only_raise and step < self.publication.step:
+                return self.publication.step
             self.publication.publish(step)
             return step
 

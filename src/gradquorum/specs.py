@@ -18,6 +18,8 @@ __all__ = ["DenseSpec", "Options", "RoundSpec", "SparseSpec"]
 
 REDUCTIONS = ("MEAN", "SUM", "MEAN_BY_COUNT", "MEAN_BY_WEIGHT")
 MAX_BYTES = 2**63 - 1
+_MAX_DIMS = 32
+"""A NumPy array has no more in every release that we support."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -28,7 +30,7 @@ class _MemberSpec:
 
     def __init__(self, dtype: Any, shape: Any = None, reduction_type: str = "MEAN") -> None:
         found = as_dtype(dtype)
-        if reduction_type not in REDUCTIONS:
+        if not isinstance(reduction_type, str) or reduction_type not in REDUCTIONS:
             raise InvalidArgumentError(f"reduction_type: expected one of {REDUCTIONS}, got {reduction_type!r}")
         if found.kind == "i" and reduction_type != "SUM":
             raise InvalidDTypeError(
@@ -41,6 +43,8 @@ class _MemberSpec:
         object.__setattr__(self, "reduction_type", reduction_type)
 
     def _check_size(self, sizes: tuple[int | None, ...], dtype: np.dtype[Any]) -> None:
+        if len(sizes) > _MAX_DIMS:
+            raise InvalidArgumentError(f"shape: expected at most {_MAX_DIMS} dims, got {len(sizes)}")
         known = [size for size in sizes[self._first_dim_of_values :] if size is not None]
         if math.prod(known) * dtype.itemsize > MAX_BYTES:
             raise InvalidArgumentError(f"shape: expected rows of less than 2**63 bytes, got {sizes}")

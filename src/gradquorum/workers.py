@@ -21,7 +21,8 @@ __all__ = ["AbstractWorker", "DenseWorker", "GroupWorker", "SparseWorker"]
 class AbstractWorker:
     """A worker of an accumulator or group. It numbers its gradients, so that a retry never counts twice.
 
-    A handle belongs to one thread at a time; several handles may be used side by side. `with` ends it.
+    A handle belongs to one thread at a time, and there is one for each name: a newer one of the same name goes on with
+    the numbering, and what an older one then offers can be dropped as a duplicate. `with` ends it.
     """
 
     def __init__(self, accumulator: AbstractAccumulator[Any], name: int | str) -> None:

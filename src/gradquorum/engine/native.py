@@ -37,11 +37,12 @@ def _num_threads(asked: int | None) -> int:
 class _Door:
     """What sparse and dense members share: how arrays cross. bfloat16 crosses as its bits."""
 
-    __slots__ = ("_as_bits", "_dtype", "_native")
+    __slots__ = ("_as_bits", "_dtype", "_native", "_view_out")
 
     def __init__(self, spec: ReducerSpec, native_type: Any) -> None:
         self._dtype = spec.dtype
         self._as_bits = is_bfloat16(spec.dtype)
+        self._view_out = self._as_bits or spec.dtype == np.int64
         self._native = native_type(
             spec.dtype.name, spec.accumulate_dtype.name, spec.reduction_type, _num_threads(spec.num_threads)
         )
@@ -54,7 +55,7 @@ class _Door:
         return values.view(np.uint16) if self._as_bits else values
 
     def _out(self, values: NDArray[Any]) -> NDArray[Any]:
-        return values.view(self._dtype) if self._as_bits else values
+        return values.view(self._dtype) if self._view_out else values
 
 
 class _SparseReducer(_Door, AbstractSparseReducer):
@@ -81,7 +82,8 @@ class _SparseReducer(_Door, AbstractSparseReducer):
         self, blocks: Sequence[Block], row_shape: tuple[int, ...], num_gradients: int
     ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]:
         indices, values, counts = self._native.merge(blocks, row_shape, num_gradients)
-        return indices, self._out(values), counts
+        # What comes by DLPack is NumPy's `longlong`, which equals int64 and yet is another type.
+        return indices.view(np.int64), self._out(values), counts.view(np.int64)
 
     def compact(self, blocks: Sequence[Block]) -> Block:
         block: Block = self._native.compact(blocks)

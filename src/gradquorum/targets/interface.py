@@ -83,7 +83,8 @@ class AbstractTarget(ABC):
     def published_step(self) -> int: ...
 
     @abstractmethod
-    def publish(self, step: int | None) -> int: ...
+    def publish(self, step: int | None, *, only_raise: bool = False) -> int:
+        """Publish a step and return the published one; with `only_raise`, a later one stays."""
 
     @abstractmethod
     def wait_published(self, step: int, timeout: float | None) -> int: ...

@@ -201,8 +201,8 @@ class LocalTarget(AbstractTarget):
     def published_step(self) -> int:
         return self._round.publication.step
 
-    def publish(self, step: int | None) -> int:
-        return self._round.publish(self._handle, step)
+    def publish(self, step: int | None, *, only_raise: bool = False) -> int:
+        return self._round.publish(self._handle, step, only_raise=only_raise)
 
     def wait_published(self, step: int, timeout: float | None) -> int:
         return self._round.publication.wait(self._handle, step, Deadline(timeout))
