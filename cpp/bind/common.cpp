@@ -41,6 +41,22 @@ gq::Reduction reduction_of(std::string_view name) {
 std::atomic<bool> ending{false};    // The interpreter is about to end.
 std::atomic<long> num_unlocked{0};  // Threads that will want the GIL back; changed with the GIL.
 
+PyTypeObject* ndarray_type = nullptr;  // numpy.ndarray, kept for ever.
+
+/// The array, if it is NumPy's own: what other exporters give may lack what nanobind reads.
+template <class Array>
+Array imported(const char* what, const char* expected, nb::handle array) {
+  Array out;
+  if (PyObject_TypeCheck(array.ptr(), ndarray_type) == 0 || !nb::try_cast<Array>(array, out, false))
+    throw nb::type_error((std::string(what) + ": expected a contiguous NumPy array, " + expected).c_str());
+  return out;
+}
+
+void check_aligned(const char* what, const void* data, std::size_t bytes) {
+  if (reinterpret_cast<std::uintptr_t>(data) % bytes != 0) 
+    throw nb::value_error((std::string(what) + ": not aligned").c_str());
+}
+
 nb::dlpack::dtype dtype_for(nb::dlpack::dtype_code code, std::size_t bytes) {
   return {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(bytes * 8), 1};
 }
@@ -97,10 +113,21 @@ nb::dlpack::dtype result_dtype(const BoundSpec& bound) {
   return dtype_for(bound.complex ? nb::dlpack::dtype_code::Complex : nb::dlpack::dtype_code::Float, bytes);
 }
 
-void check_values(const BoundSpec& bound, const ValuesIn& values) {
+IdsIn ids_arg(nb::handle array) {
+  const IdsIn ids = imported<IdsIn>("indices", "an int64 vector", array);
+  check_aligned("indices", ids.data(), sizeof(std::int64_t));
+  return ids;
+}
+
+ValuesIn values_arg(const BoundSpec& bound, nb::handle array) {
+  const ValuesIn values = imported<ValuesIn>("values", "an array", array);
   if (values.dtype() != result_dtype(bound)) throw nb::type_error("values: not of the reducer's dtype");
-  if (reinterpret_cast<std::uintptr_t>(values.data()) % gq::item_bytes(bound.spec.storage) != 0)
-    throw nb::value_error("values: not aligned");
+  check_aligned("values", values.data(), gq::item_bytes(bound.spec.storage));
+  return values;
+}
+
+void bind_arrays(nb::module_&) {
+  ndarray_type = reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr());
 }
 
 std::shared_ptr<const void> lend(const ValuesIn& values) {

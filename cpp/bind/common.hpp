@@ -55,8 +55,11 @@ class Unlocked {
   PyThreadState* state_ = nullptr;  ///< To be restored; null if the GIL was kept.
 };
 
-/// Checks the dtype and the alignment of values; throws a TypeError or ValueError.
-void check_values(const BoundSpec& bound, const ValuesIn& values);
+/// The ids in a NumPy array: int64 [n], contiguous, aligned; throws a TypeError or ValueError for anything else.
+IdsIn ids_arg(nb::handle array);
+
+/// The values in a NumPy array of the spec's dtype, contiguous and aligned; throws as ids_arg does.
+ValuesIn values_arg(const BoundSpec& bound, nb::handle array);
 
 /// Keeps the array alive; gives it up with the GIL, from whichever thread.
 std::shared_ptr<const void> lend(const ValuesIn& values);
@@ -98,6 +101,7 @@ class Log {
   std::vector<const Core*> pointers_;  ///< What they wrap.
 };
 
+void bind_arrays(nb::module_& m);  ///< Nothing: finds the type of NumPy's arrays.
 void bind_sparse(nb::module_& m);  ///< SparseReducer, SparseBlock.
 void bind_dense(nb::module_& m);   ///< DenseReducer, DenseBlock.
 void bind_memory(nb::module_& m);  ///< trim_memory, memory_stats, set_memory_cap.

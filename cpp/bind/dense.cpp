@@ -1,7 +1,5 @@
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string_view.h>
 
-#include <optional>
 
 #include "common.hpp"
 #include "gradquorum/dense.hpp"
@@ -21,17 +19,17 @@ class DenseReducer {
   DenseReducer(std::string_view dtype, std::string_view accumulate, std::string_view reduction, std::size_t num_threads)
       : bound_(dtype, accumulate, reduction, num_threads) {}
 
-  DenseBlock block(const std::optional<ValuesIn>& value, double weight, bool lends, bool check_finite) const {
+  DenseBlock block(nb::handle array, double weight, bool lends, bool check_finite) const {
     DenseBlock out;
     out.core.weight = weight;
-    if (!value.has_value()) return out;
-    check_values(bound_, *value);
+    if (array.is_none()) return out;
+    const ValuesIn value = values_arg(bound_, array);
     std::size_t size = bound_.parts();
-    for (std::size_t i = 0; i < value->ndim(); ++i) size = gq::checked_mul(size, value->shape(i));
+    for (std::size_t i = 0; i < value.ndim(); ++i) size = gq::checked_mul(size, value.shape(i));
     std::shared_ptr<const void> lender;
-    if (lends) lender = lend(*value);
+    if (lends) lender = lend(value);
     const Unlocked unlocked;
-    out.core = gq::make_dense(bound_.spec, static_cast<const unsigned char*>(value->data()), size, weight, check_finite,
+    out.core = gq::make_dense(bound_.spec, static_cast<const unsigned char*>(value.data()), size, weight, check_finite,
                               std::move(lender));
     return out;
   }
@@ -60,7 +58,7 @@ class DenseReducer {
     const DenseLog log(blocks);
     std::size_t most = 0;
     for (std::size_t b = 0; b < log.size(); ++b) most = std::max(most, log.data()[b]->num_elements);
-    return gq::checked_mul(most, gq::item_bytes(bound_.spec.accumulate));
+    return gq::checked_mul(most, gq::kept_bytes(bound_.spec));
   }
 
  private:
@@ -78,7 +76,7 @@ void bind_dense(nb::module_& m) {
   nb::class_<DenseReducer>(m, "DenseReducer", nb::is_final(), "The arithmetic of one dense member.")
       .def(nb::init<std::string_view, std::string_view, std::string_view, std::size_t>(), nb::arg("dtype"),
            nb::arg("accumulate_dtype"), nb::arg("reduction_type"), nb::arg("num_threads"))
-      .def("block", &DenseReducer::block, nb::arg("value").noconvert().none(), nb::arg("weight"), nb::arg("lend"),
+      .def("block", &DenseReducer::block, nb::arg("value").none(), nb::arg("weight"), nb::arg("lend"),
            nb::arg("check_finite"))
       .def("merge", &DenseReducer::merge, nb::arg("blocks"), nb::arg("shape"), nb::arg("num_gradients"))
       .def("compact", &DenseReducer::compact, nb::arg("blocks"))

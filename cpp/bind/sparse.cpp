@@ -22,10 +22,11 @@ class SparseReducer {
                 std::size_t num_threads)
       : bound_(dtype, accumulate, reduction, num_threads) {}
 
-  SparseBlock block(const IdsIn& ids, const ValuesIn& values, double weight, bool lends, bool check_finite) const {
+  SparseBlock block(nb::handle indices, nb::handle rows, double weight, bool lends, bool check_finite) const {
+    const IdsIn ids = ids_arg(indices);
+    const ValuesIn values = values_arg(bound_, rows);
     if (values.ndim() == 0) throw nb::value_error("values: 0-dimensional");
     if (values.shape(0) != ids.shape(0)) throw nb::value_error("values: not as many rows as ids");
-    check_values(bound_, values);
     gq::Gradient gradient;
     gradient.num_rows = ids.shape(0);
     gradient.width = bound_.parts();
@@ -88,7 +89,7 @@ void bind_sparse(nb::module_& m) {
   nb::class_<SparseReducer>(m, "SparseReducer", nb::is_final(), "The arithmetic of one sparse member.")
       .def(nb::init<std::string_view, std::string_view, std::string_view, std::size_t>(), nb::arg("dtype"),
            nb::arg("accumulate_dtype"), nb::arg("reduction_type"), nb::arg("num_threads"))
-      .def("block", &SparseReducer::block, nb::arg("indices").noconvert(), nb::arg("values").noconvert(),
+      .def("block", &SparseReducer::block, nb::arg("indices"), nb::arg("values"),
            nb::arg("weight"), nb::arg("lend"), nb::arg("check_finite"))
       .def("merge", &SparseReducer::merge, nb::arg("blocks"), nb::arg("row_shape"), nb::arg("num_gradients"))
       .def("compact", &SparseReducer::compact, nb::arg("blocks"))

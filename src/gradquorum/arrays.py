@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradquorum.dtypes import is_bfloat16
+from gradquorum.dtypes import convert, is_bfloat16
 from gradquorum.errors import InvalidArgumentError, InvalidDTypeError, no_memory
 
 __all__ = ["as_dims", "as_index_vector", "as_integer", "as_values", "split_torch_sparse"]
@@ -69,8 +69,7 @@ def _converted(what: str, array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[
 def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return a private, contiguous copy."""
     try:
-        with np.errstate(over="ignore", invalid="ignore"):
-            return np.array(array, dtype, order="C")
+        return convert(array, dtype)
     except MemoryError as error:
         raise no_memory(error) from error
 
@@ -86,7 +85,7 @@ def _spell(dtype: np.dtype[Any]) -> str:
 def _as_array(what: str, values: Any) -> tuple[NDArray[Any], bool]:
     """Return a NumPy array, and whether this was an array (and not a list or a scalar) before."""
     if type(values) is np.ndarray:
-        return values, True
+        return values[...], True  # a view: another thread may change the shape of the caller's
     if isinstance(values, np.ma.MaskedArray):
         raise InvalidArgumentError(f"{what}: expected an array without a mask, got a masked one; fill it first")
     if isinstance(values, _NO_ARRAYS) and not isinstance(values, np.generic):

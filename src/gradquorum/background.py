@@ -5,6 +5,7 @@ They are daemons, started on first use. A forked child starts its own.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import logging
@@ -19,6 +20,7 @@ __all__ = ["Background", "Timer", "background"]
 
 _MAX_THREADS = 32
 _MAX_IDLE = 2
+_MAX_CANCELLED = 64
 
 
 class Timer:
@@ -28,9 +30,7 @@ class Timer:
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self.call: Callable[[], Any] | None = call
-
-    def cancel(self) -> None:
-        self.call = None
+        """None once cancelled. Guarded by the lock of `Background`."""
 
 
 class Background:
@@ -51,28 +51,25 @@ class Background:
         """Whether the thread for the timers runs."""
         self._timers: list[tuple[float, int, Timer]] = []
         """A heap."""
+        self._num_cancelled = 0
+        """Timers in the heap whose call was cancelled."""
         self._earlier = threading.Condition(self._lock)
         """A timer was added that comes first."""
         self._serial = itertools.count()
 
     def start(self) -> None:
-        """Start the threads unless they run."""
-        with self._lock:
-            self._add_thread()
-            if self._watching:
-                return
-            self._watching = True
-        threading.Thread(target=self._run_timers, name="gradquorum-timers", daemon=True).start()
+        """Start the threads unless they run.
+
+        They count themselves when they run: a start that fails or is interrupted leaves nothing behind.
+        """
+        self._add_thread()
+        if not self._watching:
+            threading.Thread(target=self._run_timers, name="gradquorum-timers", daemon=True).start()
 
     def _add_thread(self) -> None:
         """Keep a thread idle, as far as that goes: a job may run callbacks of the user's that wait."""
-        with self._lock:
-            if self._num_idle or self._num_threads >= _MAX_THREADS:
-                return
-            self._num_idle += 1
-            self._num_threads += 1
-            name = f"gradquorum-merge-{self._num_threads}"
-        threading.Thread(target=self._run_jobs, name=name, daemon=True).start()
+        if self._num_idle == 0 and self._num_threads < _MAX_THREADS:
+            threading.Thread(target=self._run_jobs, name="gradquorum-merge", daemon=True).start()
 
     def call_at(self, moment: float, call: Callable[[], Any]) -> Timer:
         """Make a call, in a thread of ours, at a moment of the monotonic clock."""
@@ -82,34 +79,61 @@ class Background:
             self._earlier.notify()
         return timer
 
+    def cancel(self, timer: Timer) -> None:
+        """Cancel a call; one that is about to be made may still be made."""
+        with self._lock:
+            if timer.call is None:
+                return
+            timer.call = None
+            self._num_cancelled += 1
+            if self._num_cancelled > _MAX_CANCELLED and 2 * self._num_cancelled > len(self._timers):
+                self._timers = [entry for entry in self._timers if entry[2].call is not None]
+                heapq.heapify(self._timers)
+                self._num_cancelled = 0
+
     def _run_jobs(self) -> None:
+        with self._lock:
+            self._num_threads += 1
         while True:
-            job: Callable[[], Any] | None = self.jobs.get()
-            with self._lock:
-                self._num_idle -= 1
-            self._add_thread()
-            try:
-                if job is not None:
-                    job()
-            except BaseException:  # a job reports its own errors; this thread must live on
-                logging.getLogger("gradquorum").exception("a background job failed")
-            job = None  # keep nothing alive while waiting
             with self._lock:
                 if self._num_idle >= _MAX_IDLE:
                     self._num_threads -= 1
                     return
                 self._num_idle += 1
+            job: Callable[[], Any] | None = self.jobs.get()
+            with self._lock:
+                self._num_idle -= 1
+            with contextlib.suppress(RuntimeError):  # no more threads to be had: the others must do
+                self._add_thread()
+            _run(job)
+            job = None  # keep nothing alive while waiting
 
     def _run_timers(self) -> None:
+        with self._lock:
+            if self._watching:
+                return
+            self._watching = True
         while True:
             with self._lock:
                 while not self._timers or self._timers[0][0] > time.monotonic():
                     ahead = self._timers[0][0] - time.monotonic() if self._timers else threading.TIMEOUT_MAX
                     self._earlier.wait(min(max(ahead, 0.0), threading.TIMEOUT_MAX))
-                call = heapq.heappop(self._timers)[2].call
-            if call is not None:
-                call()  # ours, and quick
-            del call
+                timer = heapq.heappop(self._timers)[2]
+                call, timer.call = timer.call, None
+                if call is None:
+                    self._num_cancelled = max(0, self._num_cancelled - 1)
+            _run(call)  # ours, and quick
+            del call, timer
+
+
+def _run(call: Callable[[], Any] | None) -> None:
+    """Make a call; whatever comes of it, the thread lives on."""
+    try:
+        if call is not None:
+            call()
+    except BaseException:  # a call reports its own errors
+        with contextlib.suppress(Exception):
+            logging.getLogger("gradquorum").exception("a background call failed")
 
 
 background = Background()

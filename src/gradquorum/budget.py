@@ -72,6 +72,10 @@ class Budget:
             raise DeadlineExceededError(
                 f"apply: no room within {deadline.timeout} s: {figures}", have=held, need=num_bytes
             )
+        return self.wait_for_compaction(handle)
+
+    def wait_for_compaction(self, handle: Handle) -> Waiter:
+        """Return a waiter in the line, without asking whether it can ever be served. The caller holds the lock."""
         waiter = Waiter(handle)
         self._line.append(waiter)
         return waiter

@@ -6,10 +6,11 @@ import sys
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradquorum.errors import InvalidArgumentError, InvalidDTypeError
 
-__all__ = ["accumulate_dtype_of", "as_dtype", "is_bfloat16", "real_dtype"]
+__all__ = ["accumulate_dtype_of", "as_dtype", "convert", "is_bfloat16", "real_dtype", "round_weight"]
 
 # For each dtype, the dtypes in which it may be added up; the first is the default.
 _ACCUMULATE: dict[str, tuple[str, ...]] = {
@@ -76,6 +77,33 @@ def accumulate_dtype_of(dtype: np.dtype[Any], asked: Any) -> np.dtype[Any]:
 def real_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype of the parts of a complex dtype, and every other dtype as it is."""
     return np.dtype(f"float{dtype.itemsize * 4}") if dtype.kind == "c" else dtype
+
+
+def round_weight(weight: float, dtype: np.dtype[Any]) -> float:
+    """Return the weight as a number that the dtype holds exactly, infinite or 0 if it is beyond."""
+    with np.errstate(over="ignore", under="ignore"):
+        return float(dtype.type(weight))
+
+
+def convert(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return a contiguous copy in the dtype, each number rounded once, to nearest even. What overflows is infinite."""
+    with np.errstate(all="ignore"):
+        if is_bfloat16(dtype) and array.dtype.kind in "fiu" and array.dtype.itemsize > 4:
+            array = _round_to_odd_float32(array.astype(np.float64, copy=False))
+        return np.array(array, dtype, order="C")
+
+
+def _round_to_odd_float32(array: NDArray[Any]) -> NDArray[np.float32]:
+    """Round so that rounding the result again, to bfloat16, gives what rounding once would.
+
+    ml_dtypes goes from float64 to bfloat16 by way of float32, which rounds twice. Source: Boldo and Melquiond, "When
+    double rounding is odd", 2005.
+    """
+    near: NDArray[np.float32] = array.astype(np.float32)
+    inexact = np.isfinite(near) & (near != array)
+    even = (near.view(np.uint32) & 1) == 0
+    toward = np.where(near < array, np.float32(np.inf), np.float32(-np.inf))
+    return np.where(inexact & even, np.nextafter(near, toward), near)
 
 
 def is_bfloat16(dtype: np.dtype[Any]) -> bool:

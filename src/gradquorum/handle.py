@@ -14,7 +14,7 @@ from typing import Any, Generic, NoReturn, Self, TypeVar
 import numpy as np
 
 from gradquorum.arrays import as_integer
-from gradquorum.dtypes import accumulate_dtype_of, real_dtype
+from gradquorum.dtypes import round_weight
 from gradquorum.errors import (
     CancelledError,
     ClosedError,
@@ -51,10 +51,7 @@ class AbstractAccumulator(ABC, Generic[R]):
         self._warned_stale = False
         options = spec.options
         self._needs_worker = options.order == "worker" or options.max_per_worker is not None
-        weighted = [member for member in spec.members.values() if member.reduction_type == "MEAN_BY_WEIGHT"]
-        self._weight_dtype = (
-            real_dtype(accumulate_dtype_of(weighted[0].dtype, options.accumulate_dtype)) if weighted else None
-        )
+        self._weight_dtypes = [dtype for dtype in spec.weight_dtypes() if dtype is not None]
 
     # What subclasses build on
 
@@ -91,20 +88,19 @@ class AbstractAccumulator(ABC, Generic[R]):
     def _check_weight(self, weight: Any) -> float:
         if isinstance(weight, (bool, np.bool_)) or not isinstance(weight, (int, float, np.integer, np.floating)):
             raise InvalidDTypeError(f"weight: expected a number, got {weight!r}")
-        if self._weight_dtype is None:
+        if not self._weight_dtypes:
             if weight == 1:
                 return 1.0
             raise InvalidArgumentError(f"weight: expected none unless reduction_type is 'MEAN_BY_WEIGHT', got {weight}")
         try:
-            with np.errstate(over="ignore", under="ignore"):
-                rounded = float(self._weight_dtype.type(weight))
-        except OverflowError:  # an int beyond float64
-            rounded = math.inf
-        if not (math.isfinite(rounded) and rounded > 0):
-            raise InvalidArgumentError(
-                f"weight: expected a finite number above 0 in {self._weight_dtype.name}, got {weight}"
-            )
-        return rounded
+            number = float(weight)
+        except OverflowError:
+            number = math.inf
+        for dtype in self._weight_dtypes:
+            rounded = round_weight(number, dtype)
+            if not (math.isfinite(rounded) and rounded > 0):
+                raise InvalidArgumentError(f"weight: expected a finite number above 0 in {dtype.name}, got {weight}")
+        return number
 
     def _warn_stale(self, receipt: ApplyReceipt) -> None:
         self._warned_stale = True
@@ -337,7 +333,7 @@ def check_timeout(timeout: Any) -> float | None:
     try:
         seconds = float(timeout)
     except OverflowError:
-        seconds = math.copysign(math.inf, timeout)
+        seconds = math.inf if timeout > 0 else -math.inf
     if not seconds >= 0:
         raise InvalidArgumentError(f"timeout: expected 0 or more seconds, or None; got {timeout!r}")
     return None if seconds == math.inf else seconds

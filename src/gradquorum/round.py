@@ -33,6 +33,8 @@ from gradquorum.waiters import Deadline, Handle, Ticket, cancel_closed, leave_li
 __all__ = ["MAX_STEP", "Round"]
 
 MAX_STEP = 2**63 - 1
+_COMPACTION_SECONDS = 0.1
+"""How long an apply waits for a compaction before it looks whether that was given up."""
 
 
 class Round:
@@ -215,10 +217,14 @@ class Round:
             self._check_open(handle)
             if self.budget.has_room(num_bytes):
                 return
-            stuck = None
-            if self._queue:
-                stuck = f"the oldest one waits for {self._queue[0].num_required} gradients, {self._count} are here"
-            waiter = self.budget.line_up(handle, num_bytes, deadline, stuck)
+            if self._is_compacting():  # that may make room, and wakes us when it ends
+                waiter = self.budget.wait_for_compaction(handle)
+                deadline = Deadline(deadline.left(_COMPACTION_SECONDS))
+            else:
+                stuck = None
+                if self._queue:
+                    stuck = f"the oldest one waits for {self._queue[0].num_required} gradients, {self._count} are here"
+                waiter = self.budget.line_up(handle, num_bytes, deadline, stuck)
         self.budget.wait(waiter, deadline)
 
     # Takes
@@ -404,12 +410,14 @@ class Round:
     def begin_compaction(self, *, above_bytes: int) -> Prefix | None:
         """Return the log for the caller to merge, if it is larger than that and nobody else is at it."""
         with self._lock:
-            busy = self._compaction is not None and self._compaction() is not None
-            if busy or len(self._log) < 2 or self.budget.log_bytes <= above_bytes:
+            if self._is_compacting() or len(self._log) < 2 or self.budget.log_bytes <= above_bytes:
                 return None
             prefix = Prefix(list(self._log), self._serial)
             self._compaction = weakref.ref(prefix)
             return prefix
+
+    def _is_compacting(self) -> bool:
+        return self._compaction is not None and self._compaction() is not None
 
     def end_compaction(self, prefix: Prefix, merged: Contribution | None, compact_above_bytes: int) -> None:
         """Swap the merged prefix in, unless the round was detached meanwhile; None leaves the log as it is."""
@@ -418,14 +426,13 @@ class Round:
         line = max(compact_above_bytes, self._compact_from_bytes)
         with self._lock:
             self._compaction = None
-            if prefix.serial != self._serial:
-                return
-            # Commit.
-            self._version += 1
-            self.compact_above_bytes = line
-            if merged is not None:
-                self._log[:length] = (merged,)
-                self.budget.log_bytes += merged.num_bytes - num_bytes
+            if prefix.serial == self._serial:
+                # Commit.
+                self._version += 1
+                self.compact_above_bytes = line
+                if merged is not None:
+                    self._log[:length] = (merged,)
+                    self.budget.log_bytes += merged.num_bytes - num_bytes
             self.budget.look_again()
 
     # Steps

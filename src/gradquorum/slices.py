@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 
-from gradquorum.arrays import split_torch_sparse
+from gradquorum.arrays import as_dims, split_torch_sparse
 from gradquorum.errors import InvalidArgumentError, no_memory
 from gradquorum.indexed_slices import SparseGradient
 from gradquorum.specs import SparseSpec
-from gradquorum.validation import CheckedSparse, check_row_shape, check_sparse
+from gradquorum.validation import CheckedSparse, Dims, check_dims, check_row_shape, check_sparse
 
 __all__ = ["check_slices"]
 
@@ -28,9 +29,16 @@ def check_slices(spec: SparseSpec, where: str, gradient: Any, local_step: Any) -
     if len(gradient) == 1:
         return check_slices(spec, where, gradient[0], local_step)
     parts, step = [], None
+    known: Dims = ()
     for i, one in enumerate(gradient):
-        part, step = check_sparse(spec, f"{where}part {i}: ", *_split(f"{where}part {i}: ", one), local_step)
+        here = f"{where}part {i}: "
+        indices, values, shape = _split(here, one)
+        part, step = check_sparse(spec, here, indices, values, shape, local_step)
         parts.append(part)
+        if shape is not None:
+            dims = as_dims("grad_shape", shape, unknown=(None, -1))
+            check_dims(here, known, dims)
+            known = tuple(a if b is None else b for a, b in itertools.zip_longest(known, dims))
     return _joined(spec, where, parts), step
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gradquorum.arrays import as_dims, as_integer
-from gradquorum.dtypes import accumulate_dtype_of, as_dtype
+from gradquorum.dtypes import accumulate_dtype_of, as_dtype, real_dtype
 from gradquorum.engine import ReducerSpec, get_engine
 from gradquorum.errors import InvalidArgumentError, InvalidDTypeError
 
@@ -172,6 +172,13 @@ class RoundSpec:
                 self.options.num_threads,
             )
             for spec in self.members.values()
+        ]
+
+    def weight_dtypes(self) -> list[np.dtype[Any] | None]:
+        """Return for each member the dtype to which a weight is rounded, None where weights do not count."""
+        return [
+            real_dtype(spec.accumulate_dtype) if spec.reduction_type == "MEAN_BY_WEIGHT" else None
+            for spec in self.reducer_specs()
         ]
 
     def describe(self) -> str:

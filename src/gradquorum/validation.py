@@ -13,7 +13,16 @@ from gradquorum.arrays import as_dims, as_index_vector, as_integer, as_values
 from gradquorum.errors import InvalidArgumentError
 from gradquorum.specs import MAX_BYTES, DenseSpec, SparseSpec
 
-__all__ = ["CheckedDense", "CheckedSparse", "check_dense", "check_row_shape", "check_sparse", "check_step"]
+__all__ = [
+    "CheckedDense",
+    "CheckedSparse",
+    "Dims",
+    "check_dense",
+    "check_dims",
+    "check_row_shape",
+    "check_sparse",
+    "check_step",
+]
 
 Dims = Sequence[int | None]
 
@@ -99,6 +108,11 @@ def _check_grad_shape(where: str, declared: Dims, dims: Dims) -> None:
         raise InvalidArgumentError(
             f"{where}Shape mismatch: expected shape rank at least {len(declared)}, got {len(dims)}"
         )
+    check_dims(where, declared, dims)
+
+
+def check_dims(where: str, declared: Dims, dims: Dims) -> None:
+    """Check that each dim which both shapes know is the same (7)."""
     for i, (want, got) in enumerate(zip(declared, dims, strict=False)):
         if want is not None and got is not None and want != got:
             raise InvalidArgumentError(f"{where}Shape mismatch: expected shape dim {i} to be {want}, got {got}")

@@ -88,6 +88,15 @@ class Waiter:
                 return False
         return True
 
+    def raise_error(self) -> None:
+        """Raise what ended the wait, if anything did, and forget it: it would refer to us in a circle."""
+        error, self.error = self.error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error
+
 
 class Ticket(Waiter):
     """One take in the queue."""
@@ -170,5 +179,4 @@ def wait_in_line(waiter: Waiter, line: deque[Waiter], lock: RLock, deadline: Dea
     finally:
         with lock:
             leave_line(line, waiter)
-    if waiter.error is not None:
-        raise waiter.error
+    waiter.raise_error()

@@ -86,4 +86,10 @@ struct Spec {
   }
 };
 
+/// Bytes that an element of a distinct row counts for when it is asked whether a log should be compacted.
+inline std::size_t kept_bytes(const Spec& spec) {
+  const std::size_t half_sum = item_bytes(spec.accumulate) / 2;
+  return item_bytes(spec.storage) > half_sum ? item_bytes(spec.storage) : half_sum;
+}
+
 }  // namespace gradquorum

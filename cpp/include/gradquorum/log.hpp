@@ -122,7 +122,7 @@ class DistinctSample {
   std::uint64_t limit_ = ~std::uint64_t{0};  ///< Hashes above are not kept.
 };
 
-/// Estimates the bytes of the distinct rows of a log: an id and a row of sums each.
+/// Estimates the bytes of the distinct rows of a log: an id and a row each.
 inline std::size_t distinct_bytes(const Spec& spec, const Block* const* blocks, std::size_t num_blocks) {
   DistinctSample sample;
   std::size_t width = 0;
@@ -130,7 +130,7 @@ inline std::size_t distinct_bytes(const Spec& spec, const Block* const* blocks, 
     if (blocks[b]->num_rows != 0) width = blocks[b]->width;
     sample.add(blocks[b]->ids.as<std::int64_t>(), blocks[b]->num_rows);
   }
-  const std::size_t row = checked_add(sizeof(std::int64_t), checked_mul(width, item_bytes(spec.accumulate)));
+  const std::size_t row = checked_add(sizeof(std::int64_t), checked_mul(width, kept_bytes(spec)));
   return checked_mul(sample.estimate(), row);
 }
 

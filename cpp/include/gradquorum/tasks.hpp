@@ -5,6 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "gradquorum/dtype.hpp"
 
 namespace gradquorum {
@@ -66,14 +70,23 @@ class InstructionSet {
   /// True if this processor can run the wide kernels.
   static bool supported() {
 #if defined(__x86_64__)
+    // avx2 includes that the system saves the wide registers. Not every compiler knows the names of the last two.
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
-           __builtin_cpu_supports("popcnt") && __builtin_cpu_supports("f16c");
+           __builtin_cpu_supports("popcnt") && has_f16c_and_lzcnt();
 #else
     return false;
 #endif
   }
 
  private:
+#if defined(__x86_64__)
+  static bool has_f16c_and_lzcnt() {
+    unsigned a = 0, b = 0, basic = 0, extended = 0, d = 0;
+    return __get_cpuid(1, &a, &b, &basic, &d) != 0 && __get_cpuid(0x80000001, &a, &b, &extended, &d) != 0 &&
+           (basic & (1u << 29)) != 0 && (extended & (1u << 5)) != 0;
+  }
+#endif
+
   /// The choice; atomic.
   static std::atomic<bool>& flag() {
     static std::atomic<bool> wide{supported()};

@@ -9,7 +9,7 @@ from gradquorum.engine.interface import AbstractEngine, ReducerSpec
 from gradquorum.engine.reference import ReferenceEngine
 from gradquorum.errors import InvalidArgumentError
 
-__all__ = ["AbstractEngine", "ReducerSpec", "available_engines", "engine_name", "get_engine"]
+__all__ = ["AbstractEngine", "ReducerSpec", "available_engines", "engine_name", "get_engine", "trim_memory"]
 
 
 def _engines_here() -> dict[str, AbstractEngine]:
@@ -47,6 +47,15 @@ def get_engine(name: str | None = None) -> AbstractEngine:
     if not isinstance(name, str) or name not in _engines:
         raise InvalidArgumentError(f"engine: expected one of {available_engines()} in this installation, got {name!r}")
     return _engines[name]
+
+
+def trim_memory() -> int:
+    """Give the memory that the native engine keeps for reuse back to the system; return how many bytes that were."""
+    if "native" not in _engines:
+        return 0
+    from gradquorum import _native
+
+    return int(_native.trim_memory())
 
 
 def _warn_if_slow() -> None:

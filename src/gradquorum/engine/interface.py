@@ -101,7 +101,10 @@ class AbstractSparseReducer(ABC):
 
     @abstractmethod
     def distinct_bytes(self, blocks: Sequence[Block]) -> int:
-        """Estimate how many bytes the distinct rows of a log take."""
+        """Estimate the bytes of the distinct rows of a log: an id and a row each.
+
+        An element counts as in the dtype, but at least as half of one in the accumulate dtype.
+        """
 
 
 class AbstractDenseReducer(ABC):
@@ -123,7 +126,7 @@ class AbstractDenseReducer(ABC):
 
     @abstractmethod
     def distinct_bytes(self, blocks: Sequence[Block]) -> int:
-        """Return how many bytes the running sum of a log takes."""
+        """Return the bytes of one gradient of a log, counted as for sparse members."""
 
 
 class AbstractEngine(ABC):

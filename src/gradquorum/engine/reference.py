@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from gradquorum.dtypes import is_bfloat16, real_dtype
+from gradquorum.dtypes import convert, real_dtype
 from gradquorum.engine.interface import (
     AbstractDenseReducer,
     AbstractEngine,
@@ -36,7 +36,7 @@ class _SparseBlock:
     indices: NDArray[np.int64]
     """`[n]`, ascending, unique."""
     rows: NDArray[Any]
-    """`[n, width]`, real: of the dtype if lent, else of the accumulate dtype."""
+    """`[n, width]`, real: of the dtype, or of the accumulate dtype where anything was added."""
     counts: NDArray[np.int64] | None
     """`[n]`, gradients that touched the row; None for one gradient."""
     weight: float
@@ -75,6 +75,7 @@ class _Arithmetic:
         self._accumulate = real_dtype(spec.accumulate_dtype)
         self._result_dtype = spec.dtype
         self._reduction = spec.reduction_type
+        self._kept_bytes = max(self._dtype.itemsize, self._accumulate.itemsize // 2)
 
     def _weighted(self, rows: NDArray[Any], weight: float) -> NDArray[Any]:
         if self._reduction != "MEAN_BY_WEIGHT":
@@ -91,7 +92,7 @@ class _Arithmetic:
             sums = sums / self._accumulate.type(num_gradients)
         elif self._reduction == "MEAN_BY_WEIGHT":
             sums = sums / self._accumulate.type(weight)
-        return _convert(sums, self._dtype).view(self._result_dtype)
+        return convert(sums, self._dtype).view(self._result_dtype)
 
 
 class _SparseReducer(_Arithmetic, AbstractSparseReducer):
@@ -111,7 +112,7 @@ class _SparseReducer(_Arithmetic, AbstractSparseReducer):
             values = np.ascontiguousarray(values)
         rows = values.view(self._dtype).reshape(len(indices), width)
         if not lend:
-            indices, rows = _coalesce(indices, rows.astype(self._accumulate))
+            indices, rows = _coalesce(indices, rows, self._accumulate)
         finite = not check_finite or bool(np.isfinite(rows.astype(self._accumulate, copy=False)).all())
         return _SparseBlock(indices, rows, None, weight, lend, finite)
 
@@ -131,7 +132,7 @@ class _SparseReducer(_Arithmetic, AbstractSparseReducer):
     def distinct_bytes(self, blocks: Sequence[Block]) -> int:
         sparse = cast("Sequence[_SparseBlock]", blocks)
         distinct = len(np.unique(np.concatenate([block.indices for block in sparse])))
-        return distinct * (8 + _width(sparse) * self._accumulate.itemsize)
+        return distinct * (8 + _width(sparse) * self._kept_bytes)
 
     def _sum(self, blocks: Sequence[_SparseBlock]) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64], float]:
         """Add up the rows of each id in the order of the log, starting from the first."""
@@ -163,7 +164,7 @@ class _DenseReducer(_Arithmetic, AbstractDenseReducer):
         lend = lend and value.flags.c_contiguous
         total = np.ascontiguousarray(value).reshape(-1).view(self._dtype)
         if not lend:
-            total = total.astype(self._accumulate)
+            total = total.copy()
         finite = not check_finite or bool(np.isfinite(total.astype(self._accumulate, copy=False)).all())
         return _DenseBlock(total, 1, weight, weighted=False, lent=lend, finite=finite)
 
@@ -181,7 +182,7 @@ class _DenseReducer(_Arithmetic, AbstractDenseReducer):
 
     def distinct_bytes(self, blocks: Sequence[Block]) -> int:
         sizes = (block.total.size for block in cast("Sequence[_DenseBlock]", blocks) if block.total is not None)
-        return max(sizes, default=0) * self._accumulate.itemsize
+        return max(sizes, default=0) * self._kept_bytes
 
     def _sum(self, blocks: Sequence[_DenseBlock]) -> _DenseBlock:
         total: NDArray[Any] | None = None
@@ -228,26 +229,18 @@ def _ascends(indices: NDArray[np.int64]) -> bool:
     return bool((indices[1:] > indices[:-1]).all())
 
 
-def _coalesce(indices: NDArray[np.int64], rows: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Sort by id and sum repeats, in order of appearance, starting from the first row."""
+def _coalesce(
+    indices: NDArray[np.int64], rows: NDArray[Any], accumulate: np.dtype[Any]
+) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """Sort by id; if there are repeats, sum them in the accumulate dtype, in order, starting from the first row."""
     if _ascends(indices):
-        return indices, rows
+        return indices, rows.copy()
     unique, first, inverse = np.unique(indices, return_index=True, return_inverse=True)
+    if len(unique) == len(indices):
+        return unique, rows[first]
+    rows = rows.astype(accumulate)
     sums = rows[first]
     repeats = np.ones(len(indices), np.bool_)
     repeats[first] = False
     np.add.at(sums, inverse[repeats], rows[repeats])  # adds one after the other, in order
     return unique, sums
-
-
-def _convert(sums: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Convert to the dtype, rounding once, to nearest even."""
-    if is_bfloat16(dtype) and sums.dtype == np.float64:
-        # ml_dtypes goes by way of float32, which would round twice. Rounding to odd there keeps what the
-        # second rounding needs to know (Boldo and Melquiond, "When double rounding is odd", 2005).
-        near = sums.astype(np.float32)
-        inexact = np.isfinite(near) & (near != sums)
-        even = (near.view(np.uint32) & 1) == 0
-        toward = np.where(near < sums, np.float32(np.inf), np.float32(-np.inf))
-        sums = np.where(inexact & even, np.nextafter(near, toward), near)
-    return sums.astype(dtype)

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from gradquorum.dtypes import round_weight
 from gradquorum.engine import get_engine
 from gradquorum.errors import InvalidArgumentError, ResourceExhaustedError, no_memory
 from gradquorum.membership import sort_workers, worker_key
@@ -41,6 +42,7 @@ class RoundHost:
             engine.sparse_reducer(reducer) if isinstance(member, SparseSpec) else engine.dense_reducer(reducer)
             for member, reducer in zip(self._specs, spec.reducer_specs(), strict=True)
         ]
+        self._weight_dtypes = spec.weight_dtypes()
         only_dense = all(isinstance(member, DenseSpec) for member in self._specs)
         self._growth = 1.0 if only_dense else _SPARSE_GROWTH  # dense members keep one running sum
         self._by_worker = options.order == "worker"
@@ -102,10 +104,11 @@ class RoundHost:
     def _contribution(self, offer: Offer) -> tuple[Contribution, bool]:
         blocks: list[Any] = []
         num_bytes, finite = 0, True
-        for reducer, gradient in zip(self._reducers, offer.gradients, strict=True):
+        for reducer, weight_dtype, gradient in zip(self._reducers, self._weight_dtypes, offer.gradients, strict=True):
+            weight = 1.0 if weight_dtype is None else round_weight(offer.weight, weight_dtype)
             lend = offer.lend or not gradient.borrowed  # what was converted for us need not be copied again
             values = gradient[:2] if isinstance(gradient, CheckedSparse) else gradient[:1]
-            block = reducer.block(*values, weight=offer.weight, lend=lend, check_finite=self._check_finite)
+            block = reducer.block(*values, weight=weight, lend=lend, check_finite=self._check_finite)
             blocks.append(block)
             num_bytes += block.num_bytes
             finite = finite and block.finite

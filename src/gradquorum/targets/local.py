@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import logging
 import os
@@ -130,6 +131,7 @@ class LocalTarget(AbstractTarget):
 
         def finish(ticket: Ticket, result: T | None, error: BaseException | None) -> None:
             job.stop()
+            future.withdraw = _too_late  # a done future keeps nothing alive but its result
             if error is not None:
                 round_.abandoned.append(ticket)
                 _settle(round_)
@@ -237,8 +239,7 @@ class LocalTarget(AbstractTarget):
 
 
 def _merge(host: RoundHost, ticket: Ticket) -> Merged:
-    if ticket.error is not None:
-        raise ticket.error
+    ticket.raise_error()
     assert ticket.batch is not None
     return host.merge(ticket.batch)
 
@@ -258,14 +259,15 @@ def _wait(round_: Round, ticket: Ticket, deadline: Deadline) -> None:
 
 def _log_waiting(round_: Round, ticket: Ticket) -> None:
     have, step, num_stale = round_.figures()
-    _logger.warning(
-        "take_grad has waited %.0f s: have %d, need %d at step %d; %d dropped as stale since the round began",
-        time.monotonic() - ticket.since,
-        have,
-        ticket.num_required,
-        step,
-        num_stale,
-    )
+    with contextlib.suppress(Exception):  # a handler of the user's that fails must not end the take
+        _logger.warning(
+            "take_grad has waited %.0f s: have %d, need %d at step %d; %d dropped as stale since the round began",
+            time.monotonic() - ticket.since,
+            have,
+            ticket.num_required,
+            step,
+            num_stale,
+        )
 
 
 def _settle(round_: Round) -> None:
@@ -290,6 +292,10 @@ def _resolve(merged: Any, result: object, error: BaseException | None) -> None:
         merged.set_result(result)
     else:
         merged.set_exception(error)
+
+
+def _too_late() -> bool:
+    return False
 
 
 class _TakeFuture(concurrent.futures.Future[T]):
@@ -341,7 +347,7 @@ class _BackgroundTake(Generic[T]):
         """Forget the take: it has ended, and what waited for it may be freed."""
         self.ticket = self._work = None
         if self._timer is not None:
-            self._timer.cancel()
+            background.cancel(self._timer)
 
     def _watch(self, deadline: Deadline, log_at: float) -> None:
         self._timer = background.call_at(min(deadline.at, log_at), lambda: self._on_time(deadline, log_at))
@@ -361,12 +367,12 @@ class _BackgroundTake(Generic[T]):
         if ticket is None or work is None:
             return
         if self._timer is not None:
-            self._timer.cancel()
-        build, finish = work
-        result: T | None = None
+            background.cancel(self._timer)
         try:
-            result = build(_merge(self._host, ticket))
+            result = work[0](_merge(self._host, ticket))
         except BaseException as error:
-            finish(ticket, None, error)
+            work[1](ticket, None, error)
         else:
-            finish(ticket, result, None)
+            work[1](ticket, result, None)
+        finally:
+            del ticket, work  # an error's traceback refers to this frame

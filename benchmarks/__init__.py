@@ -1,0 +1,1 @@
+"""The benchmarks: one module per question. `python -m benchmarks --help` lists them."""
