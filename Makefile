@@ -66,7 +66,7 @@ $(1)/.group-$(2): $(1)/.package pyproject.toml
 	@echo "make: installing the $(2) tools into $$(@D)"
 	@$$(PIP_INSTALL) --group $(2) && touch $$@
 endef
-$(foreach venv,$(VENVS),$(foreach group,lint test frameworks,$(eval $(call group_rule,$(venv),$(group)))))
+$(foreach venv,$(VENVS),$(foreach group,lint test frameworks rivals,$(eval $(call group_rule,$(venv),$(group)))))
 
 # --- what people run --------------------------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ lint: $(MAIN)/.group-lint ## ruff and mypy
 	@echo "make lint: nothing to complain about."
 
 BENCH := $(if $(RIVALS),$(ALL),$(MAIN))
-bench: $(BENCH)/.package $(if $(RIVALS),$(BENCH)/.group-frameworks) ## the benchmarks (BENCH_ARGS, RIVALS=1)
+bench: $(BENCH)/.package $(if $(RIVALS),$(BENCH)/.group-frameworks $(BENCH)/.group-rivals) ## the benchmarks (BENCH_ARGS, RIVALS=1)
 	$(BENCH)/bin/python -m benchmarks $(BENCH_ARGS)
 
 sanitize: sanitize-cpp sanitize-python ## C++ and Python tests under AddressSanitizer, UBSan and ThreadSanitizer

@@ -28,7 +28,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     }
     const gq::Block* log[] = {&block};
     check_merged(spec, gq::merge_log(spec, log, 1, width, 1), expected, width);
-    CHECK(gq::distinct_bytes(spec, log, 1) == block.num_rows * (8 + width * gq::item_bytes(spec.accumulate)));
+    const std::size_t estimate = gq::distinct_bytes(spec, log, 1);  // Exact for so few.
+    CHECK(estimate >= block.num_rows * (8 + width * gq::item_bytes(spec.storage)));
+    CHECK(estimate <= block.num_rows * (8 + width * gq::item_bytes(spec.accumulate)));
   }
   check_pool();
   return 0;

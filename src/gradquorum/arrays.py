@@ -19,7 +19,6 @@ from gradquorum.errors import InvalidArgumentError, InvalidDTypeError, no_memory
 __all__ = ["as_dims", "as_index_vector", "as_integer", "as_values", "split_torch_sparse"]
 
 MAX_INT64 = 2**63 - 1
-_INT64 = np.dtype(np.int64)
 _NO_ARRAYS = (int, float, complex, list, tuple)
 """What is converted, not refused, when its dtype differs."""
 _KIND_RANK = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
@@ -164,7 +163,10 @@ def as_index_vector(indices: Any) -> NDArray[np.int64]:
         if array.size and int(array.max()) > MAX_INT64:
             raise InvalidArgumentError(f"indices: expected ids up to {MAX_INT64}, got {int(array.max())}")
         return array.view(np.int64)
-    return _cast(array, _INT64)
+    try:
+        return np.array(array, np.int64, order="C")
+    except MemoryError as error:
+        raise no_memory(error) from error
 
 
 def _integers(sequence: Any, fallback: NDArray[Any]) -> NDArray[Any]:

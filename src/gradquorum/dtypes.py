@@ -108,4 +108,4 @@ def _round_to_odd_float32(array: NDArray[Any]) -> NDArray[np.float32]:
 
 def is_bfloat16(dtype: np.dtype[Any]) -> bool:
     """Tell whether this is `ml_dtypes.bfloat16`, without loading that package."""
-    return dtype.name == "bfloat16"
+    return dtype.kind == "V" and dtype.name == "bfloat16"  # the kind first: NumPy makes up names in Python

@@ -333,7 +333,7 @@ def check_timeout(timeout: Any) -> float | None:
     try:
         seconds = float(timeout)
     except OverflowError:
-        seconds = math.inf if timeout > 0 else -math.inf
+        seconds = math.inf if timeout > 0 else -math.inf  # type: ignore[operator]
     if not seconds >= 0:
         raise InvalidArgumentError(f"timeout: expected 0 or more seconds, or None; got {timeout!r}")
     return None if seconds == math.inf else seconds

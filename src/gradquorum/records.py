@@ -18,6 +18,9 @@ def either(first: Forms, second: Forms) -> Forms:
     return tuple(b if a is None else a for a, b in zip(first, second, strict=True))
 
 
+_NOBODY: frozenset[int | str] = frozenset()
+
+
 class FormConflict(Exception):
     """A gradient's row shape differs from that of the gradients in the round. Never leaves the package."""
 
@@ -53,7 +56,7 @@ class Contribution:
         worker: int | str | None = None,
         sequence: int | None = None,
         num_gradients: int = 1,
-        workers: frozenset[int | str] = frozenset(),
+        workers: frozenset[int | str] = _NOBODY,
     ) -> None:
         self.blocks = blocks
         self.forms = forms

@@ -145,8 +145,10 @@ class Round:
         worker, sequence = contribution.worker, contribution.sequence
         with self._lock:
             while True:
-                self._settle()
-                self._check_open(handle)
+                if self.abandoned or self._queue:
+                    self._settle()
+                if handle.closed:
+                    self._check_open(handle)
                 version = self._version
                 step, marks, accepted = self.step, NO_MARKS, 0
                 if worker is not None:
@@ -161,7 +163,8 @@ class Round:
                 if local_step is not None and local_step < step:
                     status, lag = ApplyStatus.STALE, step - local_step
                 else:
-                    forms = self._merged_forms(contribution.forms)
+                    if forms != contribution.forms:
+                        forms = self._merged_forms(contribution.forms)
                     if not finite:
                         status = ApplyStatus.SKIPPED
                     elif self._max_per_worker is not None and accepted >= self._max_per_worker:
@@ -197,8 +200,6 @@ class Round:
 
     def _merged_forms(self, offered: Forms) -> Forms:
         """Return the round's row shapes with those of one more gradient."""
-        if offered == self._forms:
-            return self._forms
         for member, (form, known) in enumerate(zip(offered, self._forms, strict=True)):
             if form is not None and known is not None and form != known:
                 raise FormConflict(member, known)
@@ -353,9 +354,10 @@ class Round:
             self._remove(ticket, error)
             return
         version = self._version
-        taken, rest = self._log, list[Contribution]()
-        count, accepted = 0, dict[Worker, int]()
-        forms: Forms = self._no_forms
+        taken = self._log
+        rest: list[Contribution] = []
+        accepted: dict[Worker, int] = {}
+        count, forms = 0, self._no_forms
         num_bytes = self.budget.log_bytes
         if ticket.exact:
             taken, rest = self._log[: ticket.num_required], self._log[ticket.num_required :]

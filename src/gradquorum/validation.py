@@ -25,6 +25,8 @@ __all__ = [
 ]
 
 Dims = Sequence[int | None]
+_SURELY_FITS = 2**55
+"""Elements whose bytes, also in the widest dtype, are below 2**63."""
 
 
 class CheckedSparse(NamedTuple):
@@ -92,15 +94,25 @@ def check_sparse(
         raise InvalidArgumentError(f"{where}Expected {len(ids)} non-empty input values, got {array.shape[0]}")
     if array.shape == (0,):
         return CheckedSparse(ids, array, None, borrowed=False), step
-    dims = None if shape is None else as_dims("grad_shape", shape, unknown=(None, -1))
-    if dims is not None:
+    dims = None
+    if shape is not None:
+        dims = as_dims("grad_shape", shape, unknown=(None, -1))
         _check_grad_shape(where, spec.shape, dims)  # 6, 7
     _check_range(where, ids, _known_rows(spec.shape, dims))  # 8, 9
     row_shape = array.shape[1:]
-    if math.prod(row_shape) * max(len(ids), 1) * max(spec.dtype.itemsize, 8) > MAX_BYTES:
-        raise InvalidArgumentError(f"{where}values: expected less than 2**63 bytes, got shape {list(array.shape)}")
-    late = _declared_error(where, spec.shape, array.shape) or _trailing_error(where, dims, row_shape)  # 10, 11
+    if not len(ids) or array.size > _SURELY_FITS:
+        _check_size(where, spec, array.shape)
+    late = None
+    if spec.shape and spec.shape[1:] != row_shape:
+        late = _declared_error(where, spec.shape, array.shape)  # 10
+    if late is None and dims:
+        late = _trailing_error(where, dims, row_shape)  # 11
     return CheckedSparse(ids, array, row_shape, borrowed, late), step
+
+
+def _check_size(where: str, spec: SparseSpec, shape: tuple[int, ...]) -> None:
+    if math.prod(shape[1:]) * max(shape[0], 1) * max(spec.dtype.itemsize, 8) > MAX_BYTES:
+        raise InvalidArgumentError(f"{where}values: expected less than 2**63 bytes, got shape {list(shape)}")
 
 
 def _check_grad_shape(where: str, declared: Dims, dims: Dims) -> None:
@@ -125,7 +137,8 @@ def _known_rows(declared: Dims, dims: Dims | None) -> int | None:
 
 
 def _check_range(where: str, ids: NDArray[np.int64], rows: int | None) -> None:
-    if not len(ids):
+    # Read without its sign, a negative id is above all others: one pass finds out whether anything is wrong.
+    if not len(ids) or ids.view(np.uint64).max() < (2**63 if rows is None else rows):
         return
     if rows is not None and int(ids.max()) >= rows:
         i = int(np.argmax(ids >= rows))

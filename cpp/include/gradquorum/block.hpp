@@ -11,6 +11,7 @@
 #include "gradquorum/dispatch.hpp"
 #include "gradquorum/dtype.hpp"
 #include "gradquorum/pool.hpp"
+#include "gradquorum/sample.hpp"
 #include "gradquorum/sort.hpp"
 #include "gradquorum/threads.hpp"
 
@@ -27,6 +28,7 @@ struct Block {
   std::uint64_t num_gradients = 1;      ///< Gradients in it.
   Buffer ids;                           ///< int64 [num_rows], ascending, unique.
   Buffer owned;                         ///< The values, unless lent.
+  IdSample sample;                      ///< Of the ids.
   Buffer counts32;                      ///< uint32 [num_rows], gradients per row of a prefix, or
   Buffer counts64;                      ///< int64 [num_rows], if they might not fit.
   const unsigned char* values = nullptr; ///< dtype [num_rows, width].
@@ -37,7 +39,7 @@ struct Block {
 
   /// Bytes that the block keeps alive, lent ones included.
   std::size_t num_bytes() const {
-    return ids.size() + counts32.size() + counts64.size() + num_rows * width * item_bytes(dtype);
+    return ids.size() + sample.hashes.size() + counts32.size() + counts64.size() + num_rows * width * item_bytes(dtype);
   }
 };
 
@@ -59,7 +61,7 @@ inline bool sum_groups(const Spec& spec, const Ordered& order, std::size_t disti
   const std::size_t groups = std::max<std::size_t>(1, piece_bytes / 4 / (row_bytes + 1));
   const std::size_t total = order.ends[distinct - 1];
   std::atomic<bool> finite{true};
-  const bool spread = distinct * row_bytes >= spread_bytes;
+  const bool spread = distinct * row_bytes >= spread_copy_bytes;
   ThreadPool::run(spread ? spec.num_threads : 1, (distinct + groups - 1) / groups, [&](std::size_t i) {
     const std::size_t begin = i * groups;
     RowsTask task;
@@ -105,6 +107,7 @@ inline void order_block(const Spec& spec, const Gradient& gradient, Buffer ids, 
   block.ids = Buffer(distinct * sizeof(std::int64_t));
   std::memcpy(block.ids.bytes(), sorted.bytes(), block.ids.size());
   block.values = block.owned.bytes();
+  block.sample = IdSample::of(block.ids.as<std::int64_t>(), distinct);
   block.finite =
       sum_groups(spec, order, distinct, gradient.width, block.dtype, block.owned.bytes(), gradient.check_finite);
 }
@@ -124,6 +127,7 @@ inline Block make_block(const Spec& spec, const Gradient& gradient) {
   }
   block.num_rows = gradient.num_rows;
   block.ids = std::move(ids);
+  block.sample = IdSample::of(block.ids.as<std::int64_t>(), block.num_rows);
   if (gradient.lender != nullptr) {
     block.lender = gradient.lender;
     block.values = gradient.values;

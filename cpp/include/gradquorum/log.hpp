@@ -9,6 +9,7 @@
 #include "gradquorum/block.hpp"
 #include "gradquorum/merge.hpp"
 #include "gradquorum/reduce.hpp"
+#include "gradquorum/sample.hpp"
 
 namespace gradquorum {
 
@@ -51,84 +52,20 @@ inline Block compact_log(const Spec& spec, const Block* const* blocks, std::size
   out.ids = std::move(merged.ids);
   out.owned = std::move(merged.values);
   out.values = out.owned.bytes();
+  out.sample = IdSample::of(out.ids.as<std::int64_t>(), out.num_rows);
   return out;
 }
-
-/// Estimates how many distinct ids there are: keeps the ids whose hashes are below a limit that falls as they
-/// get many. Exact while there are few; the error is a few per cent otherwise. Reads every id once.
-class DistinctSample {
- public:
-  /// Throws std::bad_alloc.
-  DistinctSample() : table_(table_size * sizeof(std::uint64_t)) { clear(); }
-
-  /// Takes ids in.
-  void add(const std::int64_t* ids, std::size_t count) {
-    for (std::size_t i = 0; i < count; ++i) {
-      const std::uint64_t hash = mix(static_cast<std::uint64_t>(ids[i]));
-      if (hash > limit_) continue;
-      insert(hash);
-      while (size_ * 2 > table_size) halve();
-    }
-  }
-
-  /// The estimate.
-  std::size_t estimate() const {
-    const double share = (static_cast<double>(limit_) + 1.0) / 18446744073709551616.0;
-    return static_cast<std::size_t>(static_cast<double>(size_) / share + 0.5);
-  }
-
- private:
-  static constexpr std::size_t table_size = 4096;  ///< A power of two.
-
-  /// A bijection that spreads nearby ids; 0 stays 0, which marks a free place, so 0 is moved.
-  static std::uint64_t mix(std::uint64_t id) {
-    std::uint64_t hash = (id + 1) * 0x9e3779b97f4a7c15ull;
-    hash ^= hash >> 32;
-    hash *= 0xd6e8feb86659fd93ull;
-    hash ^= hash >> 32;
-    return hash == 0 ? 1 : hash;
-  }
-
-  /// Forgets all hashes.
-  void clear() {
-    for (std::size_t i = 0; i < table_size; ++i) table_.as<std::uint64_t>()[i] = 0;
-    size_ = 0;
-  }
-
-  /// Adds a hash, once; there is room.
-  void insert(std::uint64_t hash) {
-    std::uint64_t* const table = table_.as<std::uint64_t>();
-    std::size_t at = hash & (table_size - 1);
-    while (table[at] != 0 && table[at] != hash) at = (at + 1) & (table_size - 1);
-    if (table[at] == hash) return;
-    table[at] = hash;
-    ++size_;
-  }
-
-  /// Lowers the limit and drops what is above it; ends, for there are no more hashes than the limit says.
-  void halve() {
-    std::uint64_t kept[table_size / 2 + 1];
-    std::size_t count = 0;
-    limit_ /= 2;
-    std::uint64_t* const table = table_.as<std::uint64_t>();
-    for (std::size_t i = 0; i < table_size; ++i)
-      if (table[i] != 0 && table[i] <= limit_) kept[count++] = table[i];
-    clear();
-    for (std::size_t i = 0; i < count; ++i) insert(kept[i]);
-  }
-
-  Buffer table_;                       ///< uint64 [table_size], open addressing.
-  std::size_t size_ = 0;               ///< Hashes in it.
-  std::uint64_t limit_ = ~std::uint64_t{0};  ///< Hashes above are not kept.
-};
 
 /// Estimates the bytes of the distinct rows of a log: an id and a row each.
 inline std::size_t distinct_bytes(const Spec& spec, const Block* const* blocks, std::size_t num_blocks) {
   DistinctSample sample;
   std::size_t width = 0;
+  for (std::size_t b = 0; b < num_blocks; ++b) sample.lower(blocks[b]->sample.limit);
   for (std::size_t b = num_blocks; b-- > 0;) {
-    if (blocks[b]->num_rows != 0) width = blocks[b]->width;
-    sample.add(blocks[b]->ids.as<std::int64_t>(), blocks[b]->num_rows);
+    const Block& block = *blocks[b];
+    if (block.num_rows != 0) width = block.width;
+    if (block.num_rows >= IdSample::from_rows) sample.add(block.sample);
+    else sample.add(block.ids.as<std::int64_t>(), block.num_rows);
   }
   const std::size_t row = checked_add(sizeof(std::int64_t), checked_mul(width, kept_bytes(spec)));
   return checked_mul(sample.estimate(), row);

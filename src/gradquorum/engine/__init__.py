@@ -50,12 +50,8 @@ def get_engine(name: str | None = None) -> AbstractEngine:
 
 
 def trim_memory() -> int:
-    """Give the memory that the native engine keeps for reuse back to the system; return how many bytes that were."""
-    if "native" not in _engines:
-        return 0
-    from gradquorum import _native
-
-    return int(_native.trim_memory())
+    """Give the memory that engines keep for reuse back to the system, and return how many bytes that were."""
+    return sum(engine.trim_memory() for engine in _engines.values())
 
 
 def _warn_if_slow() -> None:

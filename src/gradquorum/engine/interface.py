@@ -139,3 +139,7 @@ class AbstractEngine(ABC):
 
     @abstractmethod
     def dense_reducer(self, spec: ReducerSpec) -> AbstractDenseReducer: ...
+
+    def trim_memory(self) -> int:
+        """Give the memory kept for reuse back to the system, and return how many bytes that were."""
+        return 0

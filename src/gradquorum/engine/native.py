@@ -132,3 +132,6 @@ class NativeEngine(AbstractEngine):
 
     def dense_reducer(self, spec: ReducerSpec) -> AbstractDenseReducer:
         return _DenseReducer(spec)
+
+    def trim_memory(self) -> int:
+        return _native.trim_memory()

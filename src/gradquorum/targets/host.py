@@ -21,6 +21,7 @@ from gradquorum.waiters import Deadline, Handle
 __all__ = ["RoundHost"]
 
 _COMPACT_FROM_BYTES = 1 << 20
+_NOBODY: frozenset[int | str] = frozenset()
 _SPARSE_GROWTH = 2.5
 """A log is merged when it is that many times as large as its distinct rows."""
 
@@ -48,7 +49,7 @@ class RoundHost:
         self._by_worker = options.order == "worker"
         self._compacts = options.compact and not self._by_worker
         self._check_finite = options.on_nonfinite != "keep"
-        self.coroutines: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.coroutines: set[Any] = set()
         """The takes that coroutines wait for, in case their event loop is closed under them."""
         self.round = Round(
             len(self._specs),
@@ -203,7 +204,7 @@ class RoundHost:
 
 
 def _workers(contributions: Sequence[Contribution]) -> frozenset[int | str]:
-    return frozenset[int | str]().union(*[contribution.workers for contribution in contributions])
+    return _NOBODY.union(*[contribution.workers for contribution in contributions])
 
 
 def _worker_order(contribution: Contribution) -> tuple[tuple[bool, int, str], bool, int]:

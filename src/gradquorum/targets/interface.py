@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from gradquorum.receipts import ApplyReceipt
@@ -16,8 +15,7 @@ __all__ = ["AbstractTarget", "Merged", "Offer"]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(NamedTuple):
     """One gradient on its way to the round: checked, one part for each member."""
 
     gradients: Sequence[CheckedSparse | CheckedDense]

@@ -246,7 +246,9 @@ def _merge(host: RoundHost, ticket: Ticket) -> Merged:
 
 def _wait(round_: Round, ticket: Ticket, deadline: Deadline) -> None:
     """Wait until the ticket is decided, at the latest by its deadline."""
-    if deadline.timeout != 0 and not ticket.decided:
+    if ticket.decided:
+        return
+    if deadline.timeout != 0:
         round_.may_wait()
     log_at = ticket.since + FIRST_LOG_SECONDS
     while not ticket.wait(deadline.left(max(log_at - time.monotonic(), 0.0))):
@@ -278,6 +280,8 @@ def _settle(round_: Round) -> None:
 
 def _reclaim(host: RoundHost) -> None:
     """Take back the rounds of coroutines whose event loop was closed under them."""
+    if not host.coroutines:
+        return
     for job in tuple(host.coroutines):
         if job.ticket is not None and job.is_orphan():
             host.round.abandoned.append(job.ticket)
@@ -346,6 +350,7 @@ class _BackgroundTake(Generic[T]):
     def stop(self) -> None:
         """Forget the take: it has ended, and what waited for it may be freed."""
         self.ticket = self._work = None
+        self._host.coroutines.discard(self)
         if self._timer is not None:
             background.cancel(self._timer)
 

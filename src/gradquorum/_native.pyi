@@ -1,0 +1,60 @@
+"""
+The native engine of gradquorum: arithmetic on gradients, and nothing else.
+"""
+
+from numpy.typing import NDArray
+
+def end_calls() -> None:
+    """
+    Wait for the calls of other threads; those that come later keep the GIL. To be called when the program ends.
+    """
+
+class SparseBlock:
+    """One sparse gradient, or the merged prefix of a log. Immutable."""
+
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def lent(self) -> bool: ...
+    @property
+    def finite(self) -> bool: ...
+    def __len__(self) -> int: ...
+
+class SparseReducer:
+    """The arithmetic of one sparse member."""
+
+    def __init__(self, dtype: str, accumulate_dtype: str, reduction_type: str, num_threads: int) -> None: ...
+    def block(self, indices: object, values: object, weight: float, lend: bool, check_finite: bool) -> SparseBlock: ...
+    def merge(self, blocks: object, row_shape: object, num_gradients: int) -> tuple[NDArray, NDArray, NDArray]: ...
+    def compact(self, blocks: object) -> SparseBlock: ...
+    def distinct_bytes(self, blocks: object) -> int: ...
+
+class DenseBlock:
+    """One dense gradient, or the running sum of several. Immutable."""
+
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def lent(self) -> bool: ...
+    @property
+    def finite(self) -> bool: ...
+
+class DenseReducer:
+    """The arithmetic of one dense member."""
+
+    def __init__(self, dtype: str, accumulate_dtype: str, reduction_type: str, num_threads: int) -> None: ...
+    def block(self, value: object | None, weight: float, lend: bool, check_finite: bool) -> DenseBlock: ...
+    def merge(self, blocks: object, shape: object, num_gradients: int) -> NDArray: ...
+    def compact(self, blocks: object) -> DenseBlock: ...
+    def distinct_bytes(self, blocks: object) -> int: ...
+
+def trim_memory() -> int:
+    """
+    Give the memory kept for reuse back to the system; return how many bytes that were.
+    """
+
+def set_memory_cap(cap_bytes: int) -> None:
+    """Set the most bytes kept for reuse."""
+
+def memory_stats() -> dict:
+    """Return what the memory pool keeps and what is in use."""
