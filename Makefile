@@ -4,13 +4,14 @@
 PYTHON ?= python3
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+FUZZ_SECONDS ?= 30
 PYTEST_ARGS ?=
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-all lint bench sanitize sanitize-cpp sanitize-python clean FORCE
+.PHONY: help demo test test-all lint bench sanitize sanitize-cpp sanitize-python fuzz clean FORCE
 
 MAIN := .venv
 ALL := .venv-all
@@ -29,7 +30,7 @@ EXPECTED_ENGINE ?= $(if $(CXX),native,reference)
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "Variables: PYTHON (3.11 or newer), DEMO_ARGS, PYTEST_ARGS, BENCH_ARGS; RIVALS=1 benches beside PyTorch and TensorFlow."
+	@echo "Variables: PYTHON (3.11 or newer), DEMO_ARGS, PYTEST_ARGS, BENCH_ARGS, FUZZ_SECONDS; RIVALS=1 benches beside PyTorch and TensorFlow."
 
 # --- virtual environments ---------------------------------------------------------------------------------------------
 # VENV/.interpreter  made for this Python, this compiler and this folder; made anew when one of them changed
@@ -129,6 +130,10 @@ sanitize-python: $(SANITIZED)/.group-test
 
 INSTRUMENTED = LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc $(SANITIZED)/bin/python
+
+fuzz: $(MAIN)/.package ## libFuzzer on the C++ core, FUZZ_SECONDS=30 for each target (needs clang)
+	@$(MAIN)/bin/python -m tests.fuzz.libfuzzer --seconds $(FUZZ_SECONDS)
+	@echo "make fuzz: nothing found."
 
 clean: ## remove environments, builds and caches
 	rm -rf $(VENVS) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

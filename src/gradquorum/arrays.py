@@ -37,7 +37,7 @@ def as_values(
         InvalidArgumentError: this is no array at all, or a number does not fit the dtype.
     """
     array, is_array = _as_array(what, values)
-    if array.dtype == dtype:
+    if array.dtype is dtype or array.dtype == dtype:
         return array, is_array
     if array.dtype.newbyteorder("=") == dtype:
         return _cast(array, dtype), False

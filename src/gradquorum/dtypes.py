@@ -35,7 +35,7 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
     if found is None or found.name not in _ACCUMULATE:
         name = dtype if found is None else found.name
         raise InvalidDTypeError(f"dtype: expected one of {', '.join(_ACCUMULATE)}, got {name!r}")
-    return found.newbyteorder("=")
+    return found if found.isnative else found.newbyteorder("=")
 
 
 def _resolve(dtype: Any) -> np.dtype[Any] | None:

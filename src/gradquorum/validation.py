@@ -138,7 +138,7 @@ def _known_rows(declared: Dims, dims: Dims | None) -> int | None:
 
 def _check_range(where: str, ids: NDArray[np.int64], rows: int | None) -> None:
     # Read without its sign, a negative id is above all others: one pass finds out whether anything is wrong.
-    if not len(ids) or ids.view(np.uint64).max() < (2**63 if rows is None else rows):
+    if not len(ids) or np.maximum.reduce(ids.view(np.uint64)) < (2**63 if rows is None else rows):
         return
     if rows is not None and int(ids.max()) >= rows:
         i = int(np.argmax(ids >= rows))

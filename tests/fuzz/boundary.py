@@ -57,21 +57,21 @@ class Fuzz:
         return result, None
 
 
-def check(condition, what):
+def check(condition, what, *details):
     if not condition:
-        raise Wrong(what() if callable(what) else what)
+        raise Wrong(": ".join([what, *map(repr, details)]))
 
 
 def run_case(fuzz, seed, number):
-    from tests.fuzz import at_once, public, raw
+    from tests.fuzz import at_once, public, raw, strange
 
     cases = [
-        raw.sparse, public.sparse, raw.dense, public.dense, raw.sparse, public.group, raw.arguments, public.sparse,
+        raw.sparse, public.sparse, raw.dense, public.dense, raw.sparse, public.group, strange.arguments, public.sparse,
         public.construction, at_once.mutated, at_once.together, at_once.dropped,
     ]  # fmt: skip
-    case = cases[number % len(cases)]
+    case = strange.every if number < 0 else cases[number % len(cases)]
     try:
-        case(fuzz, np.random.default_rng([seed, number]))
+        case(fuzz, *([np.random.default_rng([seed, number])] if number >= 0 else []))
     except BaseException:
         print(f"FAILED: python -m tests.fuzz.boundary --seed {seed} --only {number}   ({case.__qualname__})")
         traceback.print_exc(file=sys.stdout)
@@ -96,7 +96,7 @@ def main():
         run_case(fuzz, options.seed, options.only)
     else:
         progress = options.progress.open("wb", buffering=0) if options.progress else None
-        number = 0
+        number = -1
         while fuzz.calls < options.calls:
             if progress:
                 progress.seek(0)

@@ -1,8 +1,7 @@
 """The native module itself, past all checks that are made in Python."""
 
-import copy
-import pickle
-import warnings
+import contextlib
+import math
 
 import numpy as np
 
@@ -61,7 +60,7 @@ class Made:
         return values.dtype == (np.uint16 if self.dtype == BFLOAT16 else self.dtype) and values.dtype.isnative
 
 
-def _spoil(rng, arguments):
+def spoil(rng, arguments):
     """Replace an argument by anything, leave one out or add one."""
     match rng.integers(8):
         case 0:
@@ -84,12 +83,12 @@ def _sparse_block(fuzz, rng, made, row):
     right_ids = right_ids and named.ndim == 1 and named.flags.c_contiguous and named.flags.aligned
     fits = right_ids and made.fits(given) and given.ndim > 0 and len(given) == len(named)
     if error is not None:
-        check(not fits, lambda: f"block of {named.shape} {given.shape}: {error!r}")
+        check(not fits, "a right block was refused", named.shape, given.shape, error)
         return
     got_ids, got = np.asarray(named), np.asarray(given)
-    check(got_ids.dtype == np.int64 and got_ids.dtype.isnative, lambda: f"ids of {got_ids.dtype} were taken")
+    check(got_ids.dtype == np.int64 and got_ids.dtype.isnative, "wrong ids were taken", got_ids.dtype)
     wire = np.uint16 if made.dtype == BFLOAT16 else made.dtype
-    check(got.dtype == wire and len(got) == len(got_ids), lambda: f"values {got.dtype} {got.shape} were taken")
+    check(got.dtype == wire and len(got) == len(got_ids), "wrong values were taken", got.dtype, got.shape)
     twin = made.reference.block(got_ids.copy(), made.back(got.copy()), weight=weight, check_finite=finite)
     check(block.finite == twin.finite, "finite")
     check(len(block) == len(twin.indices) and block.num_bytes >= 8 * len(block), "len")
@@ -97,22 +96,32 @@ def _sparse_block(fuzz, rng, made, row):
     made.blocks.append((block, twin, got.shape[1:]))
 
 
+def _filled(sources):
+    """Return the shapes of the blocks that have values."""
+    return [
+        shape for _, twin, shape in sources if (twin.total is not None if hasattr(twin, "total") else len(twin.indices))
+    ]
+
+
+def _fit(sources, *shapes):
+    """Tell whether blocks have rows of the same width, that of the shapes."""
+    return len({math.prod(shape) for shape in (*_filled(sources), *shapes)}) < 2
+
+
 def _well_formed(indices, values, counts, row):
     check(indices.dtype == np.int64 and indices.ndim == 1 and bool((indices[1:] > indices[:-1]).all()), "ids")
     check(counts.dtype == np.int64 and counts.shape == indices.shape and bool((counts > 0).all()), "counts")
-    check(values.shape == (len(indices), *row), lambda: f"{values.shape}, not {(len(indices), *row)}")
+    check(values.shape == (len(indices), *row), "shape: got, want", values.shape, (len(indices), *row))
     for result in (indices, values, counts):
         result[...] = 1  # ours to write
-        try:
-            result.resize(2 * result.size + 1, refcheck=False)  # and to resize, if NumPy knows how
-        except ValueError:
-            pass
+        with contextlib.suppress(ValueError):  # and to resize, if NumPy knows how
+            result.resize(2 * result.size + 1, refcheck=False)
 
 
 def _merged_sparse(fuzz, rng, made, foreign):
     sources = [pick(rng, made.blocks) for _ in range(rng.integers(0, 8))] if made.blocks else []
     blocks = [native for native, _, _ in sources]
-    row = pick(rng, ROWS) if one_in(rng, 8) else next((row for native, _, row in sources if len(native)), ())
+    row = pick(rng, ROWS) if one_in(rng, 8) else next(iter(_filled(sources)), ())
     num_gradients = pick(rng, [len(blocks), 1, 2**40, -1, 0, 2**63 - 1])
     container = pick(rng, [list, tuple, iter, lambda x: (block for block in x)])
     if one_in(rng, 10) and foreign:
@@ -122,47 +131,38 @@ def _merged_sparse(fuzz, rng, made, foreign):
             _well_formed(*merged, row)
         return
     if one_in(rng, 10):
-        merged, error = fuzz.inside(made.native.merge, *_spoil(rng, [container(blocks), row, num_gradients]))
+        merged, error = fuzz.inside(made.native.merge, *spoil(rng, [container(blocks), row, num_gradients]))
         return
     merged, error = fuzz.inside(made.native.merge, container(blocks), row, num_gradients)
-    width = int(np.prod(row, dtype=object))
-    fits = all(int(np.prod(shape, dtype=object)) == width for native, _, shape in sources if len(native))
+    fits = _fit(sources, row)
     if error is not None:
-        check(not fits, lambda: f"merge of {len(blocks)} blocks with rows {row}: {error!r}")
+        check(not fits, "a right merge was refused: blocks, row, error", len(blocks), row, error)
         return
     check(fits, "rows of different widths were merged")
     if sources:
         expected = made.reference.merge([twin for _, twin, _ in sources], row, num_gradients)
         for got, want in zip((merged[0], made.back(merged[1]), merged[2]), expected, strict=True):
-            check(same_bits(got, want), lambda: f"merge: {got!r}, not {want!r}")
+            check(same_bits(got, want), "merge: got, want", got, want)
     _well_formed(*merged, row)
 
 
-def _compacted(fuzz, rng, made, foreign, fits):
+def _compacted(fuzz, rng, made, foreign):
     sources = [pick(rng, made.blocks) for _ in range(rng.integers(1, 5))]
     blocks = [source[0] for source in sources]
     if one_in(rng, 4):
-        wrong = [[*blocks, anything(rng)], anything(rng), [*blocks, *foreign[:1]], [None], [copy.copy]]
+        wrong = [[*blocks, anything(rng)], anything(rng), [*blocks, *foreign[:1]], [None]]
         fuzz.inside(made.native.compact, pick(rng, wrong))
         fuzz.inside(made.native.distinct_bytes, pick(rng, wrong))
         return
     size, error = fuzz.inside(made.native.distinct_bytes, blocks)
-    check(error is None and size >= 0, lambda: f"distinct_bytes: {error!r}")
+    check(error is None and size >= 0, "distinct_bytes", error)
     block, error = fuzz.inside(made.native.compact, blocks)
     if error is not None:
-        check(not fits(sources), lambda: f"compact: {error!r}")
+        check(not _fit(sources), "compact", error)
         return
-    check(fits(sources), "rows of different widths were compacted")
+    check(_fit(sources), "rows of different widths were compacted")
     twin = made.reference.compact([twin for _, twin, _ in sources])
-    made.blocks.append((block, twin, _known_shape(sources)))
-
-
-def _known_shape(sources):
-    return next((row for native, _, row in sources if not hasattr(native, "__len__") or len(native)), sources[0][2])
-
-
-def _same_width(sources):
-    return len({int(np.prod(row, dtype=object)) for native, _, row in sources if len(native)}) < 2
+    made.blocks.append((block, twin, next(iter(_filled(sources)), ())))
 
 
 def sparse(fuzz, rng):
@@ -179,7 +179,7 @@ def sparse(fuzz, rng):
             case 2:
                 _merged_sparse(fuzz, rng, made, foreign)
             case 3 if made.blocks:
-                _compacted(fuzz, rng, made, foreign, _same_width)
+                _compacted(fuzz, rng, made, foreign)
     _native._allow_wide_kernels(True)
 
 
@@ -195,80 +195,34 @@ def dense(fuzz, rng):
                 weight, lend = made.weight(rng), one_in(rng, 2)
                 block, error = fuzz.inside(made.native.block, given, weight, lend, one_in(rng, 2))
                 if error is not None:
-                    check(given is not None and not made.fits(given), lambda: f"dense block: {error!r}")
+                    check(given is not None and not made.fits(given), "dense block", error)
                     continue
                 got = None if given is None else made.back(np.array(given))
-                check(got is None or got.dtype == made.dtype, lambda: f"values of {got.dtype} were taken")
-                made.blocks.append((block, made.reference.block(got, weight=weight), None if got is None else got.shape))
+                check(got is None or got.dtype == made.dtype, "wrong values were taken", got.dtype)
+                made.blocks.append(
+                    (block, made.reference.block(got, weight=weight), None if got is None else got.shape)
+                )
             case 2:
                 _merged_dense(fuzz, rng, made, shape, foreign)
             case 3 if made.blocks:
-                _compacted(fuzz, rng, made, foreign, _same_size)
-
-
-def _same_size(sources):
-    return len({int(np.prod(shape, dtype=object)) for _, twin, shape in sources if twin.total is not None}) < 2
+                _compacted(fuzz, rng, made, foreign)
 
 
 def _merged_dense(fuzz, rng, made, shape, foreign):
     sources = [pick(rng, made.blocks) for _ in range(rng.integers(0, 6))] if made.blocks else []
-    shape = next((twin_shape for _, twin, twin_shape in sources if twin.total is not None), shape)
+    shape = next(iter(_filled(sources)), shape)
     arguments = [[native for native, _, _ in sources], shape, pick(rng, [1, len(sources), 0, -1, 2**62])]
     if one_in(rng, 6):
-        fuzz.inside(made.native.merge, *_spoil(rng, arguments))
+        fuzz.inside(made.native.merge, *spoil(rng, arguments))
         return
     if one_in(rng, 6):
         arguments[0].append(pick(rng, foreign))
     merged, error = fuzz.inside(made.native.merge, *arguments)
     if error is not None:
-        check(len(arguments[0]) > len(sources) or not _same_size(sources), lambda: f"dense merge: {error!r}")
+        check(len(arguments[0]) > len(sources) or not _fit(sources), "dense merge", error)
         return
     check(merged.shape == shape, "shape")
     if len(arguments[0]) == len(sources) and sources:
         expected = made.reference.merge([twin for _, twin, _ in sources], shape, arguments[2])
-        check(same_bits(made.back(merged), expected), lambda: f"dense merge: {merged!r}, not {expected!r}")
+        check(same_bits(made.back(merged), expected), "dense merge: got, want", merged, expected)
     merged[...] = 1
-
-
-def _bare(made):
-    """Return an instance that nobody has initialised."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return made.__new__(made)
-
-
-def arguments(fuzz, rng):
-    """Each argument of each function replaced by anything, and objects used as they are not meant to be."""
-    made, kind = Made(rng, "sparse"), pick(rng, [_native.SparseReducer, _native.DenseReducer])
-    for _ in range(6):
-        fuzz.inside(kind, *_spoil(rng, ["float32", "float32", "MEAN", 1]))
-    block, _ = fuzz.inside(made.native.block, np.arange(3), made.crossing(np.ones((3, 2), made.dtype)), 1.0, False, True)
-    check(block is not None, "block")
-    right = {
-        "block": [np.arange(3), made.crossing(np.ones((3, 2), made.dtype)), 1.0, False, False],
-        "merge": [[block], (2,), 1],
-        "compact": [[block]],
-        "distinct_bytes": [[block]],
-    }
-    for method, given in right.items():
-        for _ in range(2):
-            fuzz.inside(getattr(made.native, method), *_spoil(rng, list(given)))
-        fuzz.inside(getattr(made.native, method), *given, **{pick(rng, ["weight", "no_such", "blocks"]): anything(rng)})
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for strange in (_bare(type(block)), _bare(kind), _copied(fuzz, block), _copied(fuzz, made.native)):
-            fuzz.inside(made.native.merge, [strange, block], (2,), 1)
-            fuzz.inside(made.native.compact, [strange])
-            fuzz.inside(lambda who=strange: (getattr(who, "num_bytes", 0), getattr(who, "lent", 0)))
-            fuzz.inside(lambda who=strange: who.merge([block], (2,), 1) if hasattr(who, "merge") else None)
-    fuzz.inside(pick(rng, [_native.set_memory_cap, _native.trim_memory]), anything(rng))
-    fuzz.inside(_native.trim_memory)
-    _native.set_memory_cap(pick(rng, [0, 100, 10_000, 512 << 20]))
-
-
-def _copied(fuzz, original):
-    for way in (copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))):
-        made, error = fuzz.inside(way, original)
-        if error is None:
-            return made
-    return None
