@@ -62,16 +62,22 @@ class ArrayLike:
 
 
 class Exporter:
-    """An array only by DLPack, or not even that. Exports the same capsule again and again."""
+    """An array only by DLPack, or not even that."""
 
-    def __init__(self, capsule):
-        self.capsule = capsule
+    def __init__(self, export):
+        self.export = export
 
     def __dlpack__(self, **options):
-        return self.capsule
+        return self.export()
 
     def __dlpack_device__(self):
         return 1, 0
+
+
+def _used_capsule():
+    capsule = np.arange(2).__dlpack__()
+    np.from_dlpack(Exporter(lambda: capsule))
+    return capsule
 
 
 class Endless:
@@ -110,8 +116,9 @@ ANYTHING = [
     lambda: np.array([1, 2]), lambda: np.array(["a"]), lambda: np.array([None], object), lambda: np.zeros(2, "M8[s]"),
     lambda: np.zeros(2, [("a", "i4")]), lambda: np.dtype("f4"), lambda: memoryview(b"1234"), lambda: bytearray(8),
     lambda: array.array("q", [1, 2]), lambda: (ctypes.c_int64 * 2)(1, 2), lambda: decimal.Decimal("1.5"),
-    lambda: fractions.Fraction(1, 3), lambda: ArrayLike(np.array([1])), lambda: ArrayLike(7), lambda: Exporter(7),
-    lambda: Exporter(np.arange(2).__dlpack__()), lambda: Exporter(Hostile()),
+    lambda: fractions.Fraction(1, 3), lambda: ArrayLike(np.array([1])), lambda: ArrayLike(7), lambda: Exporter(int),
+    lambda: Exporter(np.arange(2).__dlpack__),
+    lambda: Exporter(_used_capsule), lambda: Exporter(Hostile),
     lambda: np.ma.masked_array([1, 2], [0, 1]),
 ]  # fmt: skip
 

@@ -83,7 +83,7 @@ def _sparse_block(fuzz, rng, made, row):
     right_ids = right_ids and named.ndim == 1 and named.flags.c_contiguous and named.flags.aligned
     fits = right_ids and made.fits(given) and given.ndim > 0 and len(given) == len(named)
     if error is not None:
-        check(not fits, "a right block was refused", named.shape, given.shape, error)
+        check(not fits, "a right block was refused", named, given, error)
         return
     got_ids, got = np.asarray(named), np.asarray(given)
     check(got_ids.dtype == np.int64 and got_ids.dtype.isnative, "wrong ids were taken", got_ids.dtype)
@@ -198,7 +198,7 @@ def dense(fuzz, rng):
                     check(given is not None and not made.fits(given), "dense block", error)
                     continue
                 got = None if given is None else made.back(np.array(given))
-                check(got is None or got.dtype == made.dtype, "wrong values were taken", got.dtype)
+                check(got is None or got.dtype == made.dtype, "wrong values were taken", got)
                 made.blocks.append(
                     (block, made.reference.block(got, weight=weight), None if got is None else got.shape)
                 )
