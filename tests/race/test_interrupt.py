@@ -20,6 +20,7 @@ from tests.support import TIMEOUT, Call, accept, blocks_until, wait_for_waiters
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer"),
+    pytest.mark.timeout(method="thread"),  # the other method needs the timer and the signal that we use
     # An interrupt during a weak reference's callback is printed and dropped by Python: no harm, and not ours.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -53,6 +54,7 @@ class Interrupts:
     def __exit__(self, *exception):
         self.armed = False
         signal.setitimer(signal.ITIMER_REAL, 0)
+        time.sleep(1e-3)  # what is on its way is ours
         signal.signal(signal.SIGALRM, self._before)
         gc.callbacks[:] = self._callbacks
 
@@ -80,10 +82,13 @@ class Appliers:
 
 
 def interrupted_takes(seconds, seed, take):
-    """Call `take()` for some seconds under interrupts; return what it returned and how many interrupts came."""
+    """Call `take()` for some seconds under interrupts, longer until enough came, on a busy machine.
+
+    Return what it returned and how many interrupts came.
+    """
     results, until = [], time.monotonic() + seconds
     with Interrupts(seed) as interrupts:
-        while time.monotonic() < until:
+        while time.monotonic() < until or (interrupts.count < LEAST_INTERRUPTS and time.monotonic() < until + TIMEOUT):
             try:
                 interrupts.armed = True
                 result = take()
@@ -102,7 +107,7 @@ def offer_row(acc):
 
 
 SECONDS = [1.2, pytest.param(60.0, marks=pytest.mark.slow)]
-LEAST_INTERRUPTS_PER_SECOND = 50
+LEAST_INTERRUPTS = 60
 
 
 @pytest.mark.parametrize("seconds", SECONDS)
@@ -114,7 +119,7 @@ def test_ctrl_c_at_any_moment_of_a_take_loses_nothing(make, seconds, number):
     accepted = appliers.stop()
     while acc.num_undelivered or acc.num_accumulated():
         results.append(acc.take_grad(1, timeout=TIMEOUT))
-    assert count > seconds * LEAST_INTERRUPTS_PER_SECOND
+    assert count >= LEAST_INTERRUPTS
     assert sum(grad.num_gradients for grad in results) == accepted
     assert sum(float(grad.values.sum()) for grad in results) == accepted
     assert sorted(grad.step for grad in results) == list(range(len(results)))
@@ -131,7 +136,7 @@ def test_ctrl_c_at_any_moment_of_an_exact_take_loses_nothing(make, seconds):
 
     results, count = interrupted_takes(seconds, 3, take)
     accepted = appliers.stop()
-    assert count > seconds * LEAST_INTERRUPTS_PER_SECOND
+    assert count >= LEAST_INTERRUPTS
     assert all(grad.num_gradients == 5 for grad in results)
     while acc.num_undelivered or acc.num_accumulated():
         results.append(acc.take_grad(1, timeout=TIMEOUT))
@@ -150,7 +155,7 @@ def test_ctrl_c_at_any_moment_of_a_group_take_keeps_members_together(make):
     accepted = appliers.stop()
     while group.num_undelivered or group.num_accumulated():
         results.append(group.take(1, timeout=TIMEOUT))
-    assert count > LEAST_INTERRUPTS_PER_SECOND
+    assert count >= LEAST_INTERRUPTS
     assert all(taken["total"][0] == taken["one"].values.sum() == taken.num_gradients for taken in results)
     assert sum(taken.num_gradients for taken in results) == accepted
 
@@ -175,7 +180,7 @@ def test_ctrl_c_while_takes_of_others_wait_leaves_their_turn_to_them(make):
     results += others
     while acc.num_undelivered or acc.num_accumulated():
         results.append(acc.take_grad(1, timeout=TIMEOUT))
-    assert count > LEAST_INTERRUPTS_PER_SECOND
+    assert count >= LEAST_INTERRUPTS
     assert sum(float(grad.values.sum()) for grad in results) == accepted
 
 
