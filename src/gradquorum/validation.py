@@ -40,7 +40,7 @@ class CheckedSparse(NamedTuple):
     """None for an empty gradient of any row shape."""
     borrowed: bool
     """Whether `values` is the caller's memory."""
-    late_error: InvalidArgumentError | None = None
+    late_error: str | None = None
     """What is wrong with it, unless the row shape of the round, which counts first, is violated too."""
 
 
@@ -49,7 +49,7 @@ class CheckedDense(NamedTuple):
 
     value: NDArray[Any] | None
     borrowed: bool = False
-    late_error: InvalidArgumentError | None = None
+    late_error: str | None = None
 
     @property
     def row_shape(self) -> tuple[int, ...] | None:
@@ -150,19 +150,17 @@ def _check_range(where: str, ids: NDArray[np.int64], rows: int | None) -> None:
         raise InvalidArgumentError(f"{where}index of slice {i} is negative: expected 0 or more, got {ids[i]}")
 
 
-def _declared_error(where: str, declared: Dims, values_shape: tuple[int, ...]) -> InvalidArgumentError | None:
+def _declared_error(where: str, declared: Dims, values_shape: tuple[int, ...]) -> str | None:
     if len(declared) > len(values_shape):
-        return InvalidArgumentError(
-            f"{where}Shape mismatch: expected values rank at least {len(declared)}, got {len(values_shape)}"
-        )
+        return f"{where}Shape mismatch: expected values rank at least {len(declared)}, got {len(values_shape)}"
     return _trailing_error(where, declared, values_shape[1:])
 
 
-def _trailing_error(where: str, dims: Dims | None, row_shape: tuple[int, ...]) -> InvalidArgumentError | None:
+def _trailing_error(where: str, dims: Dims | None, row_shape: tuple[int, ...]) -> str | None:
     """Compare the entries of a shape after the first, as many as both have, with those of the values."""
     for i, (want, got) in enumerate(zip(dims[1:] if dims else (), row_shape, strict=False), start=1):
         if want is not None and want != got:
-            return InvalidArgumentError(f"{where}Shape mismatch: expected values dim {i} to be {want}, got {got}")
+            return f"{where}Shape mismatch: expected values dim {i} to be {want}, got {got}"
     return None
 
 
@@ -171,14 +169,14 @@ def check_row_shape(where: str, spec: SparseSpec | DenseSpec, expected: tuple[in
     if expected == got:
         return
     if isinstance(spec, DenseSpec):
-        raise _dense_error(where, expected, got)
+        raise InvalidArgumentError(_dense_error(where, expected, got))
     if len(expected) != len(got):
         raise InvalidArgumentError(
             f"{where}Shape mismatch: expected values rank {1 + len(expected)}, got {1 + len(got)}"
         )
     error = _trailing_error(where, (None, *expected), got)
     if error is not None:
-        raise error
+        raise InvalidArgumentError(error)
 
 
 def check_dense(spec: DenseSpec, where: str, value: Any) -> CheckedDense:
@@ -197,8 +195,8 @@ def check_dense(spec: DenseSpec, where: str, value: Any) -> CheckedDense:
     return CheckedDense(array, borrowed, late)
 
 
-def _dense_error(where: str, expected: Dims, got: Dims) -> InvalidArgumentError:
-    return InvalidArgumentError(f"{where}Shape mismatch: expected {_brackets(expected)}, got {_brackets(got)}")
+def _dense_error(where: str, expected: Dims, got: Dims) -> str:
+    return f"{where}Shape mismatch: expected {_brackets(expected)}, got {_brackets(got)}"
 
 
 def _brackets(shape: Dims) -> str:

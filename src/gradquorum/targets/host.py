@@ -123,7 +123,7 @@ class RoundHost:
                 expected = self.round.forms_for(offer.local_step)[member]
                 if expected is not None:
                     self._raise_conflict(offer, member, expected)
-                raise gradient.late_error
+                raise InvalidArgumentError(gradient.late_error)
 
     def _raise_conflict(self, offer: Offer, member: int, expected: tuple[int, ...]) -> None:
         got = offer.gradients[member].row_shape
