@@ -5,6 +5,7 @@ further target adds one line here and every contract test runs over it.
 """
 
 import itertools
+import signal
 import sys
 import weakref
 
@@ -67,6 +68,9 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    # A shell starts background jobs with SIGINT ignored; then neither we nor what we start would see Ctrl-C.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     known = " ".join(config.getini("markers"))
     for name, meaning in MARKERS.items():
         if f"{name}:" not in known:
