@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import click
 
 from gradquorum.cli.corpus import MAX_BYTES, Corpus, TextError, python_documentation, read_text
 from gradquorum.cli.report import Report
 from gradquorum.cli.training import Engine, Examples, Progress, Settings, Training
-from gradquorum.engine import available_engines
+from gradquorum.engine import available_engines, engine_name
 
 WORDS_TO_READ = 400_000  # over all epochs, when --epochs is not given: the Python documentation seven times
 MAX_EPOCHS = 50  # when --epochs is not given
@@ -97,7 +98,7 @@ def demo(
         straggler=straggler / 1000,
         dim=dim,
         seed=seed,
-        engine=engine,
+        engine=engine or cast("Engine", engine_name),  # by name: which one it is, we say ourselves
     )
     report = Report()
     report.line(
@@ -113,7 +114,7 @@ def demo(
 def _train(examples: Examples, settings: Settings, epochs: int, report: Report) -> None:
     """Train, showing progress, and print what the vectors have learned."""
     quorum = f"quorum {settings.required}; epochs {epochs}"
-    report.line(f"{settings.workers} workers{_sleeping(settings)}; {quorum}")
+    report.line(f"{settings.workers} workers{_sleeping(settings)}; {quorum}; {settings.engine} engine")
     training = Training(examples, settings)
     num_pairs = epochs * len(examples.pairs)
     with report.training(training, num_pairs) as on_step:
