@@ -46,7 +46,8 @@ def test_demo_when_run_prints_progress_and_neighbours_and_succeeds(text, capsys)
     assert err == ""
     lines = out.splitlines()
     assert re.search(r"^3,000 words of .*text\.txt, 50 different; [\d,]+ pairs of neighbours$", lines[0])
-    assert lines[1] == "4 workers, one of which sleeps 1 ms before each gradient; quorum 3; epochs 2"
+    sleeping = "one of which sleeps 1 ms before each gradient"
+    assert lines[1] == f"4 workers, {sleeping}; quorum 3; epochs 2; {gq.engine_name} engine"
     assert re.search(r"^100%  loss \d\.\d+  [\d,]+ words/s  \d+ accepted  \d+ stale$", out, re.MULTILINE)
     assert len(re.findall(r"^  word\d\d  (word\d\d, ){5}word\d\d$", out, re.MULTILINE)) == 6
     assert re.fullmatch(r"gradquorum demo: succeeded in \d+ s", lines[-1])
