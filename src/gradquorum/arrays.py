@@ -85,7 +85,8 @@ def _as_array(what: str, values: Any) -> tuple[NDArray[Any], bool]:
     """Return a NumPy array, and whether this was an array (and not a list or a scalar) before."""
     if type(values) is np.ndarray:
         return values[...], True  # a view: another thread may change the shape of the caller's
-    if isinstance(values, np.ma.MaskedArray):
+    masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())  # NumPy loads it when it is first named
+    if isinstance(values, masked):
         raise InvalidArgumentError(f"{what}: expected an array without a mask, got a masked one; fill it first")
     if isinstance(values, _NO_ARRAYS) and not isinstance(values, np.generic):
         try:

@@ -147,9 +147,9 @@ class Round:
             while True:
                 if self.abandoned or self._queue:
                     self._settle()
+                version = self._version
                 if handle.closed:
                     self._check_open(handle)
-                version = self._version
                 step, marks, accepted = self.step, NO_MARKS, 0
                 if worker is not None:
                     accepted = self._accepted.get(worker, 0)
@@ -334,7 +334,7 @@ class Round:
     def _serve(self) -> None:
         """Serve the oldest takes as long as that is possible, and end those that never can be."""
         while self._queue:
-            ticket = self._queue[0]
+            version, ticket = self._version, self._queue[0]
             if self._undelivered:
                 batch = self._undelivered[0]
                 # Commit.
@@ -343,17 +343,21 @@ class Round:
                 ticket.batch = batch
                 ticket.wake()
             elif self._count >= ticket.num_required:
-                self._detach_for(ticket)
+                self._detach_for(ticket, version)
             elif not self._end_hopeless():
                 return
 
-    def _detach_for(self, ticket: Ticket) -> None:
-        """Detach the round, or an exact part of it, for the head of the queue, and advance the step."""
+    def _detach_for(self, ticket: Ticket, version: int) -> None:
+        """Detach the round, or an exact part of it, for the head of the queue, and advance the step.
+
+        Args:
+            ticket: the head of the queue, which can be served,
+            version: if this is still the version.
+        """
         if self.step == MAX_STEP:
             error = InvalidArgumentError(f"global_step is {MAX_STEP}: a take would pass int64; set_global_step first")
             self._remove(ticket, error)
             return
-        version = self._version
         taken = self._log
         rest: list[Contribution] = []
         accepted: dict[Worker, int] = {}
