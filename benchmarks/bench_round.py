@@ -17,6 +17,9 @@ import gradquorum as gq
 from benchmarks.measure import Timing, digits, no_garbage_collection
 from benchmarks.report import Floor, Options, Report, table
 from gradquorum.engine import ReducerSpec, get_engine
+from gradquorum.records import Contribution
+from gradquorum.round import Round
+from gradquorum.waiters import Ticket
 
 IDS = np.array([3])
 ROW = np.ones((1, 16), np.float32)
@@ -46,6 +49,15 @@ def pairs(engine: str) -> list[Pair]:
     def python_call(at: float, *, limit: float = 0.0) -> bool:
         return at > limit
 
+    round_ = Round(1)
+    handle = round_.open()
+    contribution = Contribution((blocks[0],), ((16,),), blocks[0].num_bytes)
+
+    def take_from_round() -> None:
+        ticket = Ticket(handle, 1, exact=False)
+        round_.enqueue(ticket)
+        round_.deliver(ticket)
+
     sequence = itertools.count()
 
     def named_apply() -> None:
@@ -54,6 +66,12 @@ def pairs(engine: str) -> list[Pair]:
     return [
         ("SimpleQueue.put", lambda: fifo.put(receipt), "SimpleQueue.get", lambda: fifo.get()),
         ("yardstick: a Python function", lambda: python_call(1.0, limit=2.0), "yardstick: time.monotonic", clock),
+        (
+            "the round alone: offer",
+            lambda: round_.offer(handle, contribution, None),
+            "the round alone: take",
+            take_from_round,
+        ),
         (
             "apply_grad",
             lambda: plain.apply_grad(IDS, ROW, local_step=None),
