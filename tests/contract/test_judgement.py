@@ -87,8 +87,8 @@ def test_drop_with_another_local_step_does_not_warn(acc):
     acc.set_global_step(5)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        apply(acc, [0], [1.0], local_step=4)
-        apply(acc, [0], [1.0], local_step=-1)
+        assert apply(acc, [0], [1.0], local_step=4).status is gq.ApplyStatus.STALE
+        assert apply(acc, [0], [1.0], local_step=-1).status is gq.ApplyStatus.STALE
 
 
 def test_drop_with_the_warning_made_an_error_leaves_everything_usable(acc):
