@@ -34,6 +34,7 @@ NAMES = [
     "ResourceExhaustedError",
     "UnavailableError",
     "StaleGradientWarning",
+    "shared_table",
     "engine_name",
     "__version__",
 ]

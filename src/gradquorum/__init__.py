@@ -26,6 +26,7 @@ from gradquorum.groups import AccumulatorGroup, GroupGradient
 from gradquorum.indexed_slices import IndexedSlices, SparseGradient
 from gradquorum.receipts import ApplyReceipt, ApplyStatus
 from gradquorum.specs import DenseSpec, SparseSpec
+from gradquorum.tables import shared_table
 
 __all__ = [
     "AccumulatorGroup",
@@ -50,4 +51,5 @@ __all__ = [
     "UnavailableError",
     "__version__",
     "engine_name",
+    "shared_table",
 ]
