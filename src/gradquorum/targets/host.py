@@ -62,8 +62,8 @@ class RoundHost:
 
     # Applies
 
-    def apply(self, handle: Handle, offer: Offer) -> ApplyReceipt:
-        """Put a gradient in order, copy it, and have it judged."""
+    def apply(self, handle: Handle, offer: Offer, deadline: Deadline | None = None) -> ApplyReceipt:
+        """Put a gradient in order, copy it, and have it judged. The deadline is by default that of the offer."""
         self._raise_late_error(offer)
         try:
             contribution, finite = self._contribution(offer)
@@ -72,7 +72,6 @@ class RoundHost:
         if not finite and self.spec.options.on_nonfinite == "raise":
             names = [self._where(i) or "grad: " for i, block in enumerate(contribution.blocks) if not block.finite]
             raise InvalidArgumentError(f"{''.join(names)}expected finite values, got NaN or infinity")
-        deadline: Deadline | None = None
         while True:
             try:
                 verdict = self.round.offer(handle, contribution, offer.local_step, finite=finite)

@@ -1,0 +1,117 @@
+"""Shared memory: memfds that the server makes, sizes and seals. Nobody ever takes a descriptor from a client.
+
+A sealed memfd neither shrinks nor grows: whoever maps it can be given wrong numbers by another who maps it, but never
+a fault. It has no name and vanishes with its last descriptor and mapping, however its users die.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import threading
+import weakref
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradquorum.errors import ResourceExhaustedError
+
+__all__ = ["SharedMemory", "as_bytes", "make_sealed", "map_private", "map_shared"]
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+def make_sealed(num_bytes: int) -> int:
+    """Return the descriptor of new shared memory, whose pages are there already.
+
+    Raises:
+        ResourceExhaustedError: there is no memory, or no descriptor.
+    """
+    try:
+        descriptor = os.memfd_create("gradquorum", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.posix_fallocate(descriptor, 0, num_bytes)  # asked for now: a page that is missing later kills
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except (OSError, OverflowError) as error:
+        raise ResourceExhaustedError(
+            f"no shared memory: {error}; nothing has changed", needed_bytes=num_bytes
+        ) from error
+    return descriptor
+
+
+def map_shared(descriptor: int, num_bytes: int) -> mmap.mmap:
+    """Map shared memory: what one side writes the other reads.
+
+    Raises:
+        ResourceExhaustedError: there is no address space.
+    """
+    return _map(descriptor, num_bytes, mmap.MAP_SHARED)
+
+
+def map_private(descriptor: int, num_bytes: int) -> mmap.mmap:
+    """Map shared memory such that what is written here is seen here only."""
+    return _map(descriptor, num_bytes, mmap.MAP_PRIVATE)
+
+
+def _map(descriptor: int, num_bytes: int, flags: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(descriptor, num_bytes, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    except (OSError, ValueError, OverflowError) as error:
+        raise ResourceExhaustedError(f"no address space: {error}", needed_bytes=num_bytes) from error
+
+
+def as_bytes(memory: Any) -> NDArray[np.uint8]:
+    """Return memory as an array of bytes that keeps it alive."""
+    return np.frombuffer(memory, np.uint8)
+
+
+class SharedMemory:
+    """The shared memory of a server, and how much of it there is.
+
+    Guarded by ``_lock``: ``_alive`` and ``_num_bytes``.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_bytes = 0
+        self._alive: dict[weakref.ref[Any], int] = {}
+        """The mappings, and how large each is."""
+        self._dead: SimpleQueue[weakref.ref[Any]] = SimpleQueue()
+        """Mappings that died, in whatever thread: to put one here is one C call."""
+
+    def _account(self) -> None:
+        with contextlib.suppress(Empty):
+            while True:
+                self._num_bytes -= self._alive.pop(self._dead.get_nowait(), 0)
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes that are mapped now."""
+        with self._lock:
+            self._account()
+            return self._num_bytes
+
+    def make(self, num_bytes: int) -> tuple[mmap.mmap, int]:
+        """Return new memory as we map it, and its descriptor, which the caller closes.
+
+        Raises:
+            ResourceExhaustedError: there is none.
+        """
+        descriptor = make_sealed(num_bytes)
+        try:
+            mapping = map_shared(descriptor, num_bytes)
+            with self._lock:
+                self._account()
+                self._alive[weakref.ref(mapping, self._dead.put)] = num_bytes
+                self._num_bytes += num_bytes
+            return mapping, descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise

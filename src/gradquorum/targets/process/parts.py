@@ -1,0 +1,133 @@
+"""How the arrays of gradients and results lie in memory: one after the other, each aligned, in an order both know.
+
+A gradient has for each sparse member its ids and its values, for each dense one its values. A result has besides,
+for each sparse member, its counts. Nothing but the sizes travels; each side computes the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradquorum.specs import DenseSpec, SparseSpec
+from gradquorum.targets.process.messages import Part, from_text, to_text
+from gradquorum.validation import CheckedDense, CheckedSparse
+
+__all__ = ["arrays_of", "gradient_arrays", "gradient_parts", "num_bytes_of", "result_arrays", "write"]
+
+_ALIGNMENT = 64
+_INT64 = np.dtype(np.int64)
+
+Spec = SparseSpec | DenseSpec
+
+
+def _forms(specs: Sequence[Spec], parts: Sequence[Part], *, counts: bool) -> Iterator[tuple[tuple[int, ...], Any]]:
+    """Yield shape and dtype of each array.
+
+    Raises:
+        ValueError: the parts are not those of such members.
+    """
+    for spec, part in zip(specs, parts, strict=True):
+        sparse = isinstance(spec, SparseSpec)
+        if sparse is (part.num_rows is None):
+            raise ValueError("a part is not of the kind of its member")
+        if part.shape is None or part.late_error is not None:
+            continue
+        if part.num_rows is not None:
+            yield (part.num_rows,), _INT64
+            yield (part.num_rows, *part.shape), spec.dtype
+            if counts:
+                yield (part.num_rows,), _INT64
+        else:
+            yield part.shape, spec.dtype
+
+
+def num_bytes_of(specs: Sequence[Spec], parts: Sequence[Part], *, counts: bool = False) -> int:
+    """Return the bytes that the arrays take."""
+    end = 0
+    for shape, dtype in _forms(specs, parts, counts=counts):
+        end = -(-end // _ALIGNMENT) * _ALIGNMENT + math.prod(shape) * dtype.itemsize
+    return end
+
+
+def arrays_of(
+    memory: NDArray[np.uint8], specs: Sequence[Spec], parts: Sequence[Part], *, counts: bool = False
+) -> list[NDArray[Any]]:
+    """Return the arrays that lie in some memory, as views of it.
+
+    Raises:
+        ValueError: they do not fit into it.
+    """
+    arrays: list[NDArray[Any]] = []
+    start = 0
+    for shape, dtype in _forms(specs, parts, counts=counts):
+        start = -(-start // _ALIGNMENT) * _ALIGNMENT
+        end = start + math.prod(shape) * dtype.itemsize  # Python's integers do not overflow
+        if end > len(memory):
+            raise ValueError("the arrays do not fit into their memory")
+        arrays.append(memory[start:end].view(dtype).reshape(shape))
+        start = end
+    return arrays
+
+
+def write(memory: NDArray[np.uint8], arrays: Iterable[NDArray[Any]]) -> None:
+    """Write arrays to memory that has room for them."""
+    start = 0
+    for array in arrays:
+        start = -(-start // _ALIGNMENT) * _ALIGNMENT
+        end = start + array.nbytes
+        memory[start:end].view(array.dtype).reshape(array.shape)[...] = array
+        start = end
+
+
+# Gradients
+
+
+def gradient_parts(gradients: Sequence[CheckedSparse | CheckedDense]) -> tuple[Part, ...]:
+    """Return the parts of a gradient."""
+    parts = []
+    for gradient in gradients:
+        late = None if gradient.late_error is None else to_text(gradient.late_error)
+        num_rows = len(gradient.indices) if isinstance(gradient, CheckedSparse) else None
+        parts.append(Part(num_rows, gradient.row_shape, late))
+    return tuple(parts)
+
+
+def gradient_arrays(gradients: Sequence[CheckedSparse | CheckedDense]) -> list[NDArray[Any]]:
+    """Return the arrays of a gradient, in the order in which they lie in memory."""
+    arrays: list[NDArray[Any]] = []
+    for gradient in gradients:
+        if gradient.row_shape is None or gradient.late_error is not None:
+            continue
+        if isinstance(gradient, CheckedSparse):
+            arrays += gradient[:2]
+        elif gradient.value is not None:
+            arrays.append(gradient.value)
+    return arrays
+
+
+# Results
+
+
+def result_arrays(specs: Sequence[Spec], members: Sequence[Any]) -> tuple[tuple[Part, ...], list[NDArray[Any]]]:
+    """Return the parts of a result and its arrays, in the order in which they lie in memory."""
+    parts: list[Part] = []
+    arrays: list[NDArray[Any]] = []
+    for spec, member in zip(specs, members, strict=True):
+        if isinstance(spec, SparseSpec):
+            indices, values, counts = member
+            parts.append(Part(len(indices), values.shape[1:]))
+            arrays += (indices, values, counts)
+        else:
+            parts.append(Part(None, member.shape))
+            arrays.append(member)
+    return tuple(parts), arrays
+
+
+def late_error_of(part: Part) -> str | None:
+    """Return what a client found wrong with a part, unless the round's row shape is violated too."""
+    return None if part.late_error is None else from_text(part.late_error)
