@@ -36,6 +36,8 @@ class ConditionalAccumulatorBase(AbstractAccumulator[R], Generic[R]):
         spec = RoundSpec(type(self).__name__, {"": member}, make_options(arguments))
         super().__init__(spec, shared_name, name, arguments["target"])
 
+    _member: Any
+
     @property
     def _only_member(self) -> SparseSpec | DenseSpec:
         return self._spec.members[""]

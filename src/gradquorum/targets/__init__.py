@@ -42,7 +42,8 @@ def open_target(spec: RoundSpec, shared_name: str | None, target: object) -> Abs
         target = _default
     if target is None or target == "local":
         return open_local(spec, shared_name)
-    return open_shared(target, shared_name, spec)
+    opened: AbstractTarget = open_shared(target, shared_name, spec)
+    return opened
 
 
 def attach_target(shared_name: str, target: object) -> tuple[AbstractTarget, RoundSpec]:
@@ -73,7 +74,7 @@ def open_shared(target: object, shared_name: str | None, spec: RoundSpec | None)
         return open_remote(target, shared_name, spec)
     server = sys.modules.get("gradquorum.targets.process.server")
     if server is not None and isinstance(target, server.Server):
-        return target.open(spec, shared_name)  # type: ignore[attr-defined]
+        return target.open(spec, shared_name)
     raise InvalidArgumentError(
         f"target: expected None, 'local' or the address of a server, a path with a {os.sep!r} in it; got {target!r}"
     )

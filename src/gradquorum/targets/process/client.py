@@ -175,7 +175,7 @@ class Client:
     def _raise_ended(self, failure: BaseException, *, outcome_known: bool) -> NoReturn:
         if isinstance(failure, ClosedError):
             raise ClosedError(str(failure))
-        unknown = "" if outcome_known else "; whether the gradient counted is not known: send it again with its sequence"
+        unknown = "" if outcome_known else "; whether the gradient counted is not known"
         raise UnavailableError(
             f"the server at {self.path} is gone: {failure}; make a new handle once there is one again{unknown}",
             outcome_known=outcome_known,
@@ -329,7 +329,7 @@ class Client:
         return log_at
 
     def _drain(self) -> list[int]:
-        handles = []
+        handles: list[int] = []
         with contextlib.suppress(IndexError):
             while len(handles) < 1000:
                 handles.append(self.dropped.popleft())

@@ -22,7 +22,35 @@ from gradquorum.errors import ResourceExhaustedError
 
 __all__ = ["SharedMemory", "as_bytes", "make_sealed", "map_private", "map_shared"]
 
+_LARGE_BYTES = 1 << 24
+"""From here on it is worth asking first whether there is so much memory."""
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+def _available_bytes() -> int:
+    """Return how much memory this process can still get without anybody being killed for it, as far as Linux tells."""
+    available = 2**63
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/meminfo") as file:
+        kilobytes = next(line.split()[1] for line in file if line.startswith("MemAvailable:"))
+        available = int(kilobytes) * 1024
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/cgroup") as file:
+        for line in file:
+            _, controllers, group = line.rstrip("\n").split(":", 2)
+            if controllers == "memory":
+                root, most, used = "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            elif not controllers:
+                root, most, used = "/sys/fs/cgroup", "memory.max", "memory.current"
+            else:
+                continue
+            with contextlib.suppress(OSError, ValueError):  # "max" is no number: there is no limit
+                limits = [int(_read(os.path.join(root, group.lstrip("/"), name))) for name in (most, used)]
+                available = min(available, limits[0] - limits[1])
+    return available
+
+
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read()
 
 
 def make_sealed(num_bytes: int) -> int:
@@ -31,6 +59,12 @@ def make_sealed(num_bytes: int) -> int:
     Raises:
         ResourceExhaustedError: there is no memory, or no descriptor.
     """
+    if num_bytes >= _LARGE_BYTES and num_bytes > (available := _available_bytes()):
+        # Linux would not refuse: it would hand out page after page and then kill somebody.
+        raise ResourceExhaustedError(
+            f"no shared memory: {num_bytes} bytes are needed and {available} available; nothing has changed",
+            needed_bytes=num_bytes,
+        )
     try:
         descriptor = os.memfd_create("gradquorum", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:

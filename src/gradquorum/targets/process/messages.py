@@ -36,6 +36,7 @@ VERSION = 1
 MAX_MESSAGE_BYTES = 1 << 20
 """Nobody reads a longer one."""
 MAX_TEXT_BYTES = 1 << 18
+_MAX_ERROR_CHARACTERS = MAX_TEXT_BYTES // 4
 
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -46,7 +47,7 @@ Seconds = Annotated[float, Meta(ge=0)] | None
 Ids = Annotated[tuple[Size, ...], Meta(max_length=4096)]
 
 
-class _Message(Struct, array_like=True, frozen=True, gc=False):
+class _Message(Struct, array_like=True, gc=False):
     pass
 
 
@@ -365,7 +366,7 @@ def to_failure(error: BaseException, freed: Sequence[int] = ()) -> Failure:
         error = GradQuorumError(text)
     numbers = {what: getattr(error, what) for what in error._numbers if what != "left"}
     left = tuple(to_worker(worker) for worker in getattr(error, "left", ()))
-    return Failure(name, to_text(str(error))[:MAX_TEXT_BYTES], numbers, left, tuple(freed))
+    return Failure(name, to_text(str(error)[:_MAX_ERROR_CHARACTERS]), numbers, left, tuple(freed))
 
 
 def to_error(failure: Failure) -> GradQuorumError:
@@ -374,7 +375,7 @@ def to_error(failure: Failure) -> GradQuorumError:
     numbers: dict[str, Any] = {name: failure.numbers.get(name) for name in cls._numbers if name != "left"}
     if "left" in cls._numbers:
         numbers["left"] = tuple(from_worker(worker) for worker in failure.left)
-    return cls(failure.message.decode("utf-8", "replace" if b"\xed" not in failure.message else "surrogatepass"), **numbers)
+    return cls(from_text(failure.message), **numbers)
 
 
 def check(condition: bool, words: str) -> None:

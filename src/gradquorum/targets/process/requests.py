@@ -1,5 +1,7 @@
-"""What the server does for each request. Nothing that a client says is trusted: sizes are compared with memory that
-the server made, ids are copied before they are checked, and values, which may change at any moment, are only added.
+"""What the server does for each request.
+
+Nothing that a client says is trusted: sizes are compared with memory that the server made, ids are copied before they
+are checked, and values, which may change at any moment, are only added.
 """
 
 from __future__ import annotations

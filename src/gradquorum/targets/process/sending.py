@@ -1,4 +1,4 @@
-"""The client's side of an apply: repeats are merged here, then the gradient is written once to where the server reads."""
+"""The client's side of an apply: repeats are merged, then the gradient is written once, to where the server reads."""
 
 from __future__ import annotations
 
@@ -66,9 +66,7 @@ class Sender:
         if type(reply) is m.Failure:
             raise m.to_error(reply)
         first = None if reply.first_status is None else _STATUSES[reply.first_status]
-        return ApplyReceipt(
-            _STATUSES[reply.status], reply.step, reply.lag, reply.num_accumulated, first_status=first
-        )
+        return ApplyReceipt(_STATUSES[reply.status], reply.step, reply.lag, reply.num_accumulated, first_status=first)
 
     def _merged(self, reducer: Any, gradient: CheckedSparse | CheckedDense) -> CheckedSparse | CheckedDense:
         """Return a gradient with its ids ascending and each once, so that the server can lend it to the round."""
@@ -105,7 +103,7 @@ class Sender:
         message = m.Apply(
             self._handle,
             block,
-            inline,
+            None if inline is None else bytes(inline),
             parts,
             offer.local_step,
             worker,

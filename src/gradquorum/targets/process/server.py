@@ -202,7 +202,7 @@ class Server:
     def held_bytes(self) -> int:
         """Shared memory, and what the rounds hold outside of it."""
         links, _ = self._snapshot()
-        lent = sum(link.lent_bytes for link in links)
+        lent = sum(link.blocks.lent_bytes for link in links)
         return self.memory.num_bytes + max(sum(hosted.held_bytes for hosted in self.rounds.all()) - lent, 0)
 
     def wait(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The server's side of a take: it waits for the round and for the client at once, and keeps the round until it arrived."""
+"""The server's side of a take: it waits for round and client at once, and keeps the round until it has arrived."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Taking:
         self._hosted.round.abandoned.append(ticket)
         orphaned = self._hosted.round.settle()
         if orphaned:
-            _logger.warning("%d gradients were discarded: their take was cut off after the accumulator closed", orphaned)
+            _logger.warning("%d gradients were discarded: a take was cut off after the accumulator closed", orphaned)
 
     def forget(self) -> None:
         """Let go of a round that has arrived: it cannot be given back any more."""

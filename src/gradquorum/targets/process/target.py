@@ -184,7 +184,7 @@ class ProcessTarget(AbstractTarget):
         self._check_open()
         loop = asyncio.get_running_loop()
         arrived: asyncio.Future[tuple[Connection, T]] = loop.create_future()
-        handover = Handover(loop, arrived)
+        handover: Handover[T] = Handover(loop, arrived)
 
         def on_reply(connection: Connection, reply: Any) -> None:
             if type(reply) is m.Taken:
