@@ -36,7 +36,7 @@ _RETRACT_FRAME = struct.pack("!i", len(_RETRACT)) + _RETRACT
 
 _clients: dict[str, Client] = {}
 """By path. Guarded by _clients_lock."""
-_clients_lock = threading.Lock()
+_clients_lock = threading.RLock()
 
 
 def client_of(address: str | os.PathLike[str]) -> Client:
@@ -74,7 +74,7 @@ def _after_fork() -> None:
     global _clients, _clients_lock
     for client in _clients.values():
         client.forget()
-    _clients, _clients_lock = {}, threading.Lock()
+    _clients, _clients_lock = {}, threading.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -126,8 +126,10 @@ class Client:
         """`append` and `pop` need no lock."""
         self._failure: BaseException | None = None
         """Why the session has ended."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         """Held while the session ends."""
+        self.handovers: set[Any] = set()
+        """Takes that coroutines wait for, in case their event loop is closed under them."""
         self.dropped: deque[int] = deque()
         """Handles that nobody can use any more, to be released with the next call."""
         self._anchor, self._token = self._connect(None)
@@ -276,7 +278,11 @@ class Client:
             self.fail(error)
 
     def receive(
-        self, connection: Connection, log_at: float = float("inf"), log: Callable[[], float] | None = None
+        self,
+        connection: Connection,
+        log_at: float = float("inf"),
+        log: Callable[[], float] | None = None,
+        on_detached: Callable[[], None] | None = None,
     ) -> Any:
         """Return the reply to a request.
 
@@ -284,6 +290,7 @@ class Client:
             connection: that the request was sent over.
             log_at: a moment of the monotonic clock; if no reply has come by then,
             log: is called, and returns the next such moment.
+            on_detached: is called when a take cannot be cancelled any more.
 
         Raises:
             BrokenChannel: the server is gone.
@@ -296,9 +303,12 @@ class Client:
                 reply = m.FROM_SERVER.decode(connection.channel.receive(_MAX_REPLY_BYTES))
             except msgspec.MsgspecError as error:
                 raise BrokenChannel(f"the server does not speak our language: {error}") from error
-            if type(reply) is not m.Heartbeat:
-                break
             heard_at = time.monotonic()
+            if type(reply) is m.Detached:
+                if on_detached is not None:
+                    on_detached()
+            elif type(reply) is not m.Heartbeat:
+                break
         if type(reply) is m.Failure:
             connection.give_back(reply.freed)
         return reply

@@ -32,7 +32,6 @@ from gradquorum.targets.process.taking import Taking
 
 if TYPE_CHECKING:
     from gradquorum.targets.process.server import Server
-    from gradquorum.targets.process.session import Session
 
 __all__ = ["Link"]
 
@@ -47,11 +46,11 @@ _logger = logging.getLogger("gradquorum")
 class Link:
     """One connection and the thread that serves it, which alone touches what is not said to be for others."""
 
-    session: Session
-
     def __init__(self, server: Server, channel: Channel) -> None:
         self.server = server
         self.channel = channel
+        self.session: Any = None
+        """The `Session`, from when the client has said hello."""
         self.blocks = Blocks()
         self.taking = Taking(channel, server.memory)
         self.thread = threading.Thread(target=self._run, name="gradquorum-connection", daemon=True)
@@ -133,7 +132,13 @@ class Link:
     def _reply(self, message: Any) -> Any:
         try:
             return ANSWERS[type(message)](self, message)
-        except (GradQuorumError, MemoryError) as error:
+        except (BrokenChannel, msgspec.MsgspecError, ValueError) as error:
+            if not isinstance(error, GradQuorumError):
+                raise  # no way to go on with this client
+            return to_failure(error)
+        except Exception as error:
+            if not isinstance(error, (GradQuorumError, MemoryError)):
+                _logger.exception("a request failed because of an error in the server")
             return to_failure(error)
 
     def _send(self, reply: Any, descriptor: int | None = None) -> None:

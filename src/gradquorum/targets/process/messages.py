@@ -147,6 +147,8 @@ class Take(_Message, tag=7):
     num_required: Int64
     timeout: Seconds
     exact: bool
+    announce: bool
+    """Whether to say `Detached` before the merge, from when on it cannot be cancelled."""
 
 
 class Cancel(_Message, tag=8):
@@ -157,6 +159,8 @@ class Acknowledge(_Message, tag=9):
     """The result has arrived: the round is delivered."""
 
     reply: bool
+    final: bool
+    """Whether it cannot be lost any more: no `Retract` will follow."""
 
 
 class Retract(_Message, tag=10):
@@ -280,7 +284,11 @@ class Bye(_Message, tag=41):
     """The server has been closed in an orderly way."""
 
 
-class Failure(_Message, tag=42):
+class Detached(_Message, tag=42):
+    """The round is detached: its merge begins, and the result will come."""
+
+
+class Failure(_Message, tag=43):
     """An error, for the caller to raise."""
 
     error: Annotated[str, Meta(max_length=64)]
@@ -309,7 +317,7 @@ FROM_CLIENT = msgspec.msgpack.Decoder(
     | Goodbye
 )
 FROM_SERVER = msgspec.msgpack.Decoder(
-    Welcome | Opened | Lent | Judged | Taken | Withdrawn | Number | Figures | Heartbeat | Bye | Failure
+    Welcome | Opened | Lent | Judged | Taken | Withdrawn | Number | Figures | Heartbeat | Bye | Detached | Failure
 )
 encode = msgspec.msgpack.Encoder().encode
 

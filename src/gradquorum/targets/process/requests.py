@@ -205,7 +205,7 @@ def _cancel(link: Link, message: m.Cancel) -> None:
 
 
 def _acknowledge(link: Link, message: m.Acknowledge) -> m.Number | None:
-    link.taking.acknowledge()
+    link.taking.acknowledge(final=message.final)
     return m.Number(0) if message.reply else None
 
 

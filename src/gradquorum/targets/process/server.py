@@ -222,7 +222,8 @@ class Server:
         """End a session, and its other connections with it."""
         with self._lock:
             self._sessions.pop(session.token, None)
-            links = [link for link in self._links if link.session is session]
+            # While closing, each still sends its reply; then it ends by itself.
+            links = [] if self._closing else [link for link in self._links if link.session is session]
         session.end()
         for link in links:
             link.channel.shut_down()

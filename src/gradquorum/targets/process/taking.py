@@ -12,7 +12,7 @@ from gradquorum.targets.interface import Merged
 from gradquorum.targets.process.channel import BrokenChannel, Channel
 from gradquorum.targets.process.hosted import HostedRound
 from gradquorum.targets.process.memory import SharedMemory, as_bytes
-from gradquorum.targets.process.messages import FROM_CLIENT, Cancel, Take, Taken, Withdrawn, to_worker
+from gradquorum.targets.process.messages import FROM_CLIENT, Cancel, Detached, Take, Taken, Withdrawn, encode, to_worker
 from gradquorum.targets.process.parts import num_bytes_of, result_arrays, write
 from gradquorum.waiters import Deadline, Handle, Ticket
 
@@ -66,6 +66,8 @@ class Taking:
                 return Withdrawn()
             ticket.raise_error()
             assert ticket.batch is not None
+            if message.announce:
+                self._channel.send(encode(Detached()))
             return self._reply(hosted, hosted.host.merge(ticket.batch))
         except BaseException:
             self.give_back()
@@ -101,8 +103,8 @@ class Taking:
         workers = tuple(to_worker(worker) for worker in merged.workers)
         return Taken(parts, num_bytes, inline, merged.num_gradients, merged.step, workers), descriptor
 
-    def acknowledge(self) -> None:
-        """Record that the round has arrived.
+    def acknowledge(self, *, final: bool) -> None:
+        """Record that the round has arrived; if that is final, it cannot be given back.
 
         Raises:
             BrokenChannel: none was on its way.
@@ -111,6 +113,8 @@ class Taking:
             raise BrokenChannel("nothing to acknowledge")
         self._hosted.round.deliver(self._ticket)
         self.acknowledged = True
+        if final:
+            self.forget()
 
     def give_back(self) -> None:
         """Keep the round for the next take: it did not arrive, or was lost by who had received it."""

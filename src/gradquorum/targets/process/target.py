@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import logging
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from typing import Any, TypeVar
 
 from gradquorum.errors import ClosedError, GradQuorumError, UnavailableError
 from gradquorum.receipts import ApplyReceipt
+from gradquorum.round import check_most
 from gradquorum.specs import RoundSpec, SparseSpec
 from gradquorum.targets import local
 from gradquorum.targets.interface import AbstractTarget, Merged, Offer
@@ -86,10 +89,11 @@ class ProcessTarget(AbstractTarget):
 
     def take(self, num_required: int, timeout: float | None, exact: bool, build: Callable[[Merged], T]) -> T:
         self._check_open()
+        self._reclaim()
         client = self._client
         connection = client.check_out()
         try:
-            reply = self._wait(connection, num_required, timeout, exact)
+            reply = self._wait(connection, m.Take(self._handle, num_required, timeout, exact, False))
             if type(reply) is m.Taken:
                 result = build(self._merged(connection, reply))
                 self._acknowledge(connection)
@@ -100,23 +104,26 @@ class ProcessTarget(AbstractTarget):
         client.check_in(connection)
         raise m.to_error(reply)
 
-    def _wait(self, connection: Connection, num_required: int, timeout: float | None, exact: bool) -> Any:
+    def _wait(self, connection: Connection, take: m.Take, on_detached: Callable[[], None] | None = None) -> Any:
+        """Send the request and return the reply."""
         since = time.monotonic()
 
         def log() -> float:
-            self._log_waiting(num_required, since)
+            self._log_waiting(take.num_required, since)
             return time.monotonic() + local.NEXT_LOG_SECONDS
 
-        self._client.send(connection, m.Take(self._handle, num_required, timeout, exact))
+        self._client.send(connection, take)
         try:
-            return self._client.receive(connection, since + local.FIRST_LOG_SECONDS, log)
+            return self._client.receive(connection, since + local.FIRST_LOG_SECONDS, log, on_detached)
         except BrokenChannel as error:
             self._client.fail(error)
 
     def _acknowledge(self, connection: Connection) -> None:
         """Say that the round has arrived. If the server is gone, nobody else can get it."""
         try:
-            self._client.exchange(connection, m.Acknowledge(reply=True))
+            # Signals, and with them Ctrl-C, come to the main thread only.
+            final = threading.current_thread() is not threading.main_thread()
+            self._client.exchange(connection, m.Acknowledge(reply=True, final=final))
         except UnavailableError:
             connection.channel.close()
         else:
@@ -154,7 +161,7 @@ class ProcessTarget(AbstractTarget):
     def submit_take(
         self, num_required: int, timeout: float | None, exact: bool, build: Callable[[Merged], T]
     ) -> concurrent.futures.Future[T]:
-        self._check_open()
+        take = self._checked(num_required, timeout, exact)
         future: FutureTake[T] = FutureTake()
 
         def on_reply(connection: Connection, reply: Any) -> None:
@@ -168,7 +175,7 @@ class ProcessTarget(AbstractTarget):
 
         job: WaitingTake[T] = WaitingTake(
             self._client,
-            lambda connection: self._wait(connection, num_required, timeout, exact),
+            functools.partial(self._wait, take=take),
             on_reply,
             future.set_exception,
         )
@@ -181,10 +188,11 @@ class ProcessTarget(AbstractTarget):
     ) -> T:
         import asyncio
 
-        self._check_open()
+        take = self._checked(num_required, timeout, exact)
         loop = asyncio.get_running_loop()
         arrived: asyncio.Future[tuple[Connection, T]] = loop.create_future()
         handover: Handover[T] = Handover(loop, arrived)
+        self._client.handovers.add(handover)
 
         def on_reply(connection: Connection, reply: Any) -> None:
             if type(reply) is m.Taken:
@@ -196,20 +204,37 @@ class ProcessTarget(AbstractTarget):
 
         job: WaitingTake[T] = WaitingTake(
             self._client,
-            lambda connection: self._wait(connection, num_required, timeout, exact),
+            functools.partial(self._wait, take=take),
             on_reply,
             handover.fail,
         )
-        job.start()
+        handover.job = job
         try:
+            job.start()
             connection, result = await arrived
-            self._client.send(connection, m.Acknowledge(reply=False))
+            self._client.send(connection, m.Acknowledge(reply=False, final=False))
             handover.accept()
             return result
         except BaseException:
             if not job.withdraw(_CANCEL_SECONDS):
                 handover.refuse()
             raise
+        finally:
+            self._client.handovers.discard(handover)
+
+    def _checked(self, num_required: int, timeout: float | None, exact: bool) -> m.Take:
+        """Return the request of a take that nobody blocks on, after the checks that must fail at once."""
+        self._check_open()
+        self._reclaim()
+        options = self.spec.options
+        if options.expected_workers is not None and options.max_per_worker is not None:
+            check_most(options.expected_workers * options.max_per_worker, num_required)
+        return m.Take(self._handle, num_required, timeout, exact, announce=True)
+
+    def _reclaim(self) -> None:
+        """Give back the rounds of coroutines whose event loop was closed under them."""
+        for handover in tuple(self._client.handovers):
+            handover.reclaim()
 
     # All the rest is the round's own
 
@@ -253,6 +278,7 @@ class ProcessTarget(AbstractTarget):
 
     @property
     def num_undelivered(self) -> int:
+        self._reclaim()
         return self._ask("num_undelivered")
 
     def discard(self) -> int:

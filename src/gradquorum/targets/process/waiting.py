@@ -17,6 +17,7 @@ T = TypeVar("T")
 
 _WITHDRAW_SECONDS = 30.0
 _LOOK_UP_SECONDS = 1.0
+_RECLAIM_SECONDS = 1.0
 
 
 class WaitingTake(Generic[T]):
@@ -28,7 +29,7 @@ class WaitingTake(Generic[T]):
     def __init__(
         self,
         client: Client,
-        wait: Callable[[Connection], Any],
+        wait: Callable[..., Any],
         on_reply: Callable[[Connection, Any], None],
         on_error: Callable[[BaseException], None],
     ) -> None:
@@ -36,7 +37,7 @@ class WaitingTake(Generic[T]):
 
         Args:
             client: whose connection it uses.
-            wait: sends the request and returns the reply.
+            wait: sends the request over a connection and returns the reply; calls `on_detached` meanwhile.
             on_reply: takes over the connection and the reply.
             on_error: is told why there is none.
         """
@@ -46,6 +47,7 @@ class WaitingTake(Generic[T]):
         self._answered = False
         self._withdrawn = False
         self._ended = threading.Event()
+        self.done = threading.Event()
         self._connection = client.check_out()
 
     def start(self) -> None:
@@ -60,27 +62,28 @@ class WaitingTake(Generic[T]):
         connection = self._connection
         (wait, on_reply, on_error), self._work = self._work, None
         try:
-            reply = wait(connection)
+            reply = wait(connection, on_detached=self._on_detached)
         except BaseException as error:
-            self._end()
+            self._on_detached()
             connection.channel.close()
+            self.done.set()
             on_error(error)
             return
         self._withdrawn = type(reply) is m.Withdrawn
-        with self._lock:
-            self._answered = True
-        if self._withdrawn:
-            self._client.check_in(connection)
-            self._ended.set()
-            return
-        self._ended.set()
+        self._on_detached()
         try:
-            on_reply(connection, reply)
+            if self._withdrawn:
+                self._client.check_in(connection)
+            else:
+                on_reply(connection, reply)
         except BaseException as error:
             self._client.give_up(connection)
             on_error(error)
+        finally:
+            self.done.set()
 
-    def _end(self) -> None:
+    def _on_detached(self) -> None:
+        """Let who cancels know what became of it."""
         with self._lock:
             self._answered = True
         self._ended.set()
@@ -108,6 +111,7 @@ class Handover(Generic[T]):
         self._arrived = arrived
         self._decided = threading.Event()
         self._accepted = False
+        self.job: WaitingTake[T] | None = None
 
     def offer(self, connection: Connection, result: T) -> None:
         """Hand the result over. In the take's thread.
@@ -132,6 +136,13 @@ class Handover(Generic[T]):
             self._loop.call_soon_threadsafe(_resolve, self._arrived, result, error)
         except RuntimeError:  # the loop is closed: nobody waits any more
             self._decided.set()
+
+    def reclaim(self) -> None:
+        """Give the result back if the coroutine's loop has been closed, and wait until that is done."""
+        if self._loop.is_closed() and self.job is not None:
+            if not self.job.withdraw(_RECLAIM_SECONDS):
+                self.refuse()
+            self.job.done.wait(_RECLAIM_SECONDS)
 
     def accept(self) -> None:
         """Keep the result. In the coroutine."""
