@@ -48,7 +48,7 @@ def client_of(address: str | os.PathLike[str]) -> Client:
     path = as_path(address)
     with _clients_lock:
         client = _clients.get(path)
-        if client is None or client.ended:
+        if client is None or not client.alive:
             client = _clients[path] = Client(path)
         return client
 
@@ -158,6 +158,13 @@ class Client:
     def ended(self) -> bool:
         """Whether the session has ended, and another is needed."""
         return self._failure is not None or self._pid != os.getpid()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the session goes on, as far as can be seen without asking the server."""
+        if not self.ended and self._anchor.readable(0):  # nothing but an end or a farewell comes there
+            self._end(BrokenChannel("it has ended"))
+        return not self.ended
 
     @property
     def was_closed(self) -> bool:

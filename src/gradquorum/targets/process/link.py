@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Link"]
 
 _AUTHENTICATE_SECONDS = 2.0
-_RETRACT_SECONDS = 0.25
+_RETRACT_SECONDS = 0.1
 """How long after its acknowledgement a round can be given back, unless the client goes on before."""
 _HEARTBEAT = encode(Heartbeat())
 
@@ -130,8 +130,11 @@ class Link:
         return True
 
     def _reply(self, message: Any) -> Any:
+        answer = ANSWERS.get(type(message))
+        if answer is None:
+            raise BrokenChannel("a second hello")
         try:
-            return ANSWERS[type(message)](self, message)
+            return answer(self, message)
         except (BrokenChannel, msgspec.MsgspecError, ValueError) as error:
             if not isinstance(error, GradQuorumError):
                 raise  # no way to go on with this client
