@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import mmap
 import os
 import socket
 import struct
@@ -16,12 +15,14 @@ from multiprocessing import util
 from typing import Any, NoReturn
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from gradquorum.errors import ClosedError, UnavailableError
 from gradquorum.targets.process import messages as m
 from gradquorum.targets.process.address import as_path, dial, find_key, know_key, known_key
 from gradquorum.targets.process.channel import ANSWER_SECONDS, BrokenChannel, Channel
-from gradquorum.targets.process.memory import map_shared
+from gradquorum.targets.process.memory import as_bytes, map_shared
 
 __all__ = ["Client", "Connection", "client_of", "connect_to"]
 
@@ -87,9 +88,9 @@ class Connection:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.free: dict[int, mmap.mmap] = {}
+        self.free: dict[int, NDArray[np.uint8]] = {}
         """Blocks that may be written to."""
-        self.lent: dict[int, mmap.mmap] = {}
+        self.lent: dict[int, NDArray[np.uint8]] = {}
         """Blocks that the server still reads."""
         self.retract: Callable[[], Any] = functools.partial(os.write, channel.fileno(), _RETRACT_FRAME)
         """One C call, so that no second signal comes between. It may wait if the server does not read."""
@@ -97,15 +98,15 @@ class Connection:
     def give_back(self, freed: Sequence[int]) -> None:
         """Take note that the server reads these blocks no longer."""
         for number in freed:
-            mapping = self.lent.pop(number, None)
-            if mapping is not None:
-                self.free[number] = mapping
+            memory = self.lent.pop(number, None)
+            if memory is not None:
+                self.free[number] = memory
 
     def add_block(self, lent: m.Lent) -> int:
         """Map a block whose descriptor comes now, and return its number."""
         descriptor = self.channel.receive_descriptor()
         try:
-            self.free[lent.block] = map_shared(descriptor, lent.num_bytes)
+            self.free[lent.block] = as_bytes(map_shared(descriptor, lent.num_bytes))
         finally:
             os.close(descriptor)
         self.give_back(lent.freed)

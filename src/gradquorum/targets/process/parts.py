@@ -7,7 +7,7 @@ for each sparse member, its counts. Nothing but the sizes travels; each side com
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from gradquorum.specs import DenseSpec, SparseSpec
 from gradquorum.targets.process.messages import Part, from_text, to_text
 from gradquorum.validation import CheckedDense, CheckedSparse
 
-__all__ = ["arrays_of", "gradient_arrays", "gradient_parts", "num_bytes_of", "result_arrays", "write"]
+__all__ = ["arrays_of", "gradient_arrays", "gradient_parts", "late_error_of", "num_bytes_of", "result_arrays", "write"]
 
 _ALIGNMENT = 64
 _INT64 = np.dtype(np.int64)
@@ -25,32 +25,40 @@ _INT64 = np.dtype(np.int64)
 Spec = SparseSpec | DenseSpec
 
 
-def _forms(specs: Sequence[Spec], parts: Sequence[Part], *, counts: bool) -> Iterator[tuple[tuple[int, ...], Any]]:
-    """Yield shape and dtype of each array.
+def _add(end: int, shape: Sequence[int], dtype: Any) -> tuple[int, int]:
+    """Return where the next array lies, after those that end there. Python's integers do not overflow."""
+    start = -(-end // _ALIGNMENT) * _ALIGNMENT
+    return start, start + math.prod(shape) * dtype.itemsize
+
+
+def _forms(specs: Sequence[Spec], parts: Sequence[Part], counts: bool) -> list[tuple[tuple[int, ...], Any]]:
+    """Return shape and dtype of each array.
 
     Raises:
         ValueError: the parts are not those of such members.
     """
+    forms: list[tuple[tuple[int, ...], Any]] = []
     for spec, part in zip(specs, parts, strict=True):
-        sparse = isinstance(spec, SparseSpec)
-        if sparse is (part.num_rows is None):
+        rows, shape = part.num_rows, part.shape
+        if isinstance(spec, SparseSpec) is (rows is None):
             raise ValueError("a part is not of the kind of its member")
-        if part.shape is None or part.late_error is not None:
+        if shape is None or part.late_error is not None:
             continue
-        if part.num_rows is not None:
-            yield (part.num_rows,), _INT64
-            yield (part.num_rows, *part.shape), spec.dtype
-            if counts:
-                yield (part.num_rows,), _INT64
-        else:
-            yield part.shape, spec.dtype
+        if rows is None:
+            forms.append((shape, spec.dtype))
+            continue
+        forms.append(((rows,), _INT64))
+        forms.append(((rows, *shape), spec.dtype))
+        if counts:
+            forms.append(((rows,), _INT64))
+    return forms
 
 
 def num_bytes_of(specs: Sequence[Spec], parts: Sequence[Part], *, counts: bool = False) -> int:
     """Return the bytes that the arrays take."""
     end = 0
-    for shape, dtype in _forms(specs, parts, counts=counts):
-        end = -(-end // _ALIGNMENT) * _ALIGNMENT + math.prod(shape) * dtype.itemsize
+    for shape, dtype in _forms(specs, parts, counts):
+        _, end = _add(end, shape, dtype)
     return end
 
 
@@ -63,25 +71,21 @@ def arrays_of(
         ValueError: they do not fit into it.
     """
     arrays: list[NDArray[Any]] = []
-    start = 0
-    for shape, dtype in _forms(specs, parts, counts=counts):
-        start = -(-start // _ALIGNMENT) * _ALIGNMENT
-        end = start + math.prod(shape) * dtype.itemsize  # Python's integers do not overflow
+    end = 0
+    for shape, dtype in _forms(specs, parts, counts):
+        start, end = _add(end, shape, dtype)
         if end > len(memory):
             raise ValueError("the arrays do not fit into their memory")
         arrays.append(memory[start:end].view(dtype).reshape(shape))
-        start = end
     return arrays
 
 
 def write(memory: NDArray[np.uint8], arrays: Iterable[NDArray[Any]]) -> None:
     """Write arrays to memory that has room for them."""
-    start = 0
+    end = 0
     for array in arrays:
-        start = -(-start // _ALIGNMENT) * _ALIGNMENT
-        end = start + array.nbytes
-        memory[start:end].view(array.dtype).reshape(array.shape)[...] = array
-        start = end
+        start, end = _add(end, array.shape, array.dtype)
+        np.copyto(memory[start:end].view(array.dtype).reshape(array.shape), array)
 
 
 # Gradients

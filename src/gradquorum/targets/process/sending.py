@@ -15,7 +15,6 @@ from gradquorum.specs import RoundSpec, SparseSpec
 from gradquorum.targets.interface import Offer
 from gradquorum.targets.process import messages as m
 from gradquorum.targets.process.client import Client, Connection
-from gradquorum.targets.process.memory import as_bytes
 from gradquorum.targets.process.parts import gradient_arrays, gradient_parts, num_bytes_of, write
 from gradquorum.validation import CheckedDense, CheckedSparse
 
@@ -70,7 +69,7 @@ class Sender:
 
     def _merged(self, reducer: Any, gradient: CheckedSparse | CheckedDense) -> CheckedSparse | CheckedDense:
         """Return a gradient with its ids ascending and each once, so that the server can lend it to the round."""
-        if reducer is None or not isinstance(gradient, CheckedSparse) or gradient.row_shape is None:
+        if reducer is None or gradient.row_shape is None or not isinstance(gradient, CheckedSparse):
             return gradient
         indices, values = gradient.indices, gradient.values
         if len(indices) < 2 or bool((indices[1:] > indices[:-1]).all()):
@@ -93,8 +92,7 @@ class Sender:
             block = self._block(connection, num_bytes, offer.timeout)
             if isinstance(block, m.Failure):
                 return block
-            mapping = connection.free[block]
-            write(as_bytes(mapping), arrays)
+            write(connection.free[block], arrays)
             connection.lent[block] = connection.free.pop(block)
         elif num_bytes:
             inline = bytearray(num_bytes)
@@ -119,7 +117,7 @@ class Sender:
     def _block(self, connection: Connection, num_bytes: int, timeout: float | None) -> Any:
         """Return the smallest free block that is large enough, or a new one, or the server's refusal."""
         free = connection.free
-        large = [number for number, mapping in free.items() if len(mapping) >= num_bytes]
+        large = [number for number, memory in free.items() if len(memory) >= num_bytes]
         if large:
             return min(large, key=lambda number: len(free[number]))
         # Blocks that are too small are given back: the gradients of a worker are of about one size.
