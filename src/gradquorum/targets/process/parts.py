@@ -17,7 +17,7 @@ from gradquorum.specs import DenseSpec, SparseSpec
 from gradquorum.targets.process.messages import Part, from_text, to_text
 from gradquorum.validation import CheckedDense, CheckedSparse
 
-__all__ = ["arrays_of", "gradient_arrays", "gradient_parts", "late_error_of", "num_bytes_of", "result_arrays", "write"]
+__all__ = ["arrays_of", "gradient_parts", "late_error_of", "num_bytes_of", "result_arrays", "write"]
 
 _ALIGNMENT = 64
 _INT64 = np.dtype(np.int64)
@@ -84,34 +84,36 @@ def write(memory: NDArray[np.uint8], arrays: Iterable[NDArray[Any]]) -> None:
     """Write arrays to memory that has room for them."""
     end = 0
     for array in arrays:
-        start, end = _add(end, array.shape, array.dtype)
+        start = -(-end // _ALIGNMENT) * _ALIGNMENT
+        end = start + array.nbytes
         np.copyto(memory[start:end].view(array.dtype).reshape(array.shape), array)
 
 
 # Gradients
 
 
-def gradient_parts(gradients: Sequence[CheckedSparse | CheckedDense]) -> tuple[Part, ...]:
-    """Return the parts of a gradient."""
-    parts = []
-    for gradient in gradients:
-        late = None if gradient.late_error is None else to_text(gradient.late_error)
-        num_rows = len(gradient.indices) if isinstance(gradient, CheckedSparse) else None
-        parts.append(Part(num_rows, gradient.row_shape, late))
-    return tuple(parts)
-
-
-def gradient_arrays(gradients: Sequence[CheckedSparse | CheckedDense]) -> list[NDArray[Any]]:
-    """Return the arrays of a gradient, in the order in which they lie in memory."""
+def gradient_parts(
+    gradients: Sequence[CheckedSparse | CheckedDense],
+) -> tuple[tuple[Part, ...], list[NDArray[Any]], int]:
+    """Return the parts of a gradient, its arrays in the order in which they lie in memory, and the bytes they take."""
+    parts: list[Part] = []
     arrays: list[NDArray[Any]] = []
     for gradient in gradients:
-        if gradient.row_shape is None or gradient.late_error is not None:
-            continue
+        row_shape, late = gradient.row_shape, gradient.late_error
+        there = row_shape is not None and late is None
+        words = None if late is None else to_text(late)
         if isinstance(gradient, CheckedSparse):
-            arrays += gradient[:2]
-        elif gradient.value is not None:
-            arrays.append(gradient.value)
-    return arrays
+            parts.append(Part(len(gradient.indices), row_shape, words))
+            if there:
+                arrays += gradient[:2]
+        else:
+            parts.append(Part(None, row_shape, words))
+            if there and gradient.value is not None:
+                arrays.append(gradient.value)
+    end = 0
+    for array in arrays:
+        end = -(-end // _ALIGNMENT) * _ALIGNMENT + array.nbytes
+    return tuple(parts), arrays, end
 
 
 # Results

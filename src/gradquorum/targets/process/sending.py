@@ -15,7 +15,7 @@ from gradquorum.specs import RoundSpec, SparseSpec
 from gradquorum.targets.interface import Offer
 from gradquorum.targets.process import messages as m
 from gradquorum.targets.process.client import Client, Connection
-from gradquorum.targets.process.parts import gradient_arrays, gradient_parts, num_bytes_of, write
+from gradquorum.targets.process.parts import gradient_parts, write
 from gradquorum.validation import CheckedDense, CheckedSparse
 
 __all__ = ["Sender"]
@@ -53,11 +53,10 @@ class Sender:
             gradients = [self._merged(*one) for one in zip(self._reducers, offer.gradients, strict=True)]
         except MemoryError as error:
             raise no_memory(error) from error
-        parts = gradient_parts(gradients)
-        num_bytes = num_bytes_of(self._members, parts)
+        parts, arrays, num_bytes = gradient_parts(gradients)
         connection = self._client.check_out()
         try:
-            reply = self._exchange(connection, offer, parts, num_bytes, gradient_arrays(gradients))
+            reply = self._exchange(connection, offer, parts, num_bytes, arrays)
         except BaseException:
             connection.channel.close()
             raise
