@@ -30,19 +30,11 @@ from gradquorum.receipts import ApplyStatus
 from gradquorum.records import Batch, Contribution, Figures, FormConflict, Forms, Prefix, Verdict, either
 from gradquorum.waiters import Deadline, Handle, Ticket, cancel_closed, leave_line, may_wait
 
-__all__ = ["MAX_STEP", "Round", "check_most"]
+__all__ = ["MAX_STEP", "Round"]
 
 MAX_STEP = 2**63 - 1
 _COMPACTION_SECONDS = 0.1
 """How long an apply waits for a compaction before it looks whether that was given up."""
-
-
-def check_most(most: int, num_required: int) -> None:
-    """Refuse a take that all workers together cannot satisfy."""
-    if num_required > most:
-        raise InvalidArgumentError(
-            f"num_required: expected at most expected_workers x max_per_worker = {most}, got {num_required}"
-        )
 
 
 class Round:
@@ -258,8 +250,11 @@ class Round:
             self._settle()
             self._check_open(ticket.handle)
             most = self._membership.most
-            if most is not None:
-                check_most(most, ticket.num_required)
+            if most is not None and ticket.num_required > most:
+                raise InvalidArgumentError(
+                    f"num_required: expected at most expected_workers x max_per_worker = {most}, "
+                    f"got {ticket.num_required}"
+                )
             self._queue.append(ticket)  # a commit in itself
             self._serve()
             if self._queue:

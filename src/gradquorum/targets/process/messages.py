@@ -148,7 +148,7 @@ class Take(_Message, tag=7):
     timeout: Seconds
     exact: bool
     announce: bool
-    """Whether to say `Detached` before the merge, from when on it cannot be cancelled."""
+    """Whether to say `Queued` once it is in the queue, and `Detached` once it cannot be cancelled any more."""
 
 
 class Cancel(_Message, tag=8):
@@ -288,7 +288,11 @@ class Detached(_Message, tag=42):
     """The round is detached: its merge begins, and the result will come."""
 
 
-class Failure(_Message, tag=43):
+class Queued(_Message, tag=43):
+    """The take is in the queue."""
+
+
+class Failure(_Message, tag=44):
     """An error, for the caller to raise."""
 
     error: Annotated[str, Meta(max_length=64)]
@@ -317,7 +321,19 @@ FROM_CLIENT = msgspec.msgpack.Decoder(
     | Goodbye
 )
 FROM_SERVER = msgspec.msgpack.Decoder(
-    Welcome | Opened | Lent | Judged | Taken | Withdrawn | Number | Figures | Heartbeat | Bye | Detached | Failure
+    Welcome
+    | Opened
+    | Lent
+    | Judged
+    | Taken
+    | Withdrawn
+    | Number
+    | Figures
+    | Heartbeat
+    | Bye
+    | Detached
+    | Queued
+    | Failure
 )
 encode = msgspec.msgpack.Encoder().encode
 

@@ -12,7 +12,17 @@ from gradquorum.targets.interface import Merged
 from gradquorum.targets.process.channel import BrokenChannel, Channel
 from gradquorum.targets.process.hosted import HostedRound
 from gradquorum.targets.process.memory import SharedMemory, as_bytes
-from gradquorum.targets.process.messages import FROM_CLIENT, Cancel, Detached, Take, Taken, Withdrawn, encode, to_worker
+from gradquorum.targets.process.messages import (
+    FROM_CLIENT,
+    Cancel,
+    Detached,
+    Queued,
+    Take,
+    Taken,
+    Withdrawn,
+    encode,
+    to_worker,
+)
 from gradquorum.targets.process.parts import num_bytes_of, result_arrays, write
 from gradquorum.waiters import Deadline, Handle, Ticket
 
@@ -61,6 +71,8 @@ class Taking:
         self._hosted, self._ticket, self.acknowledged = hosted, ticket, False
         try:
             hosted.round.enqueue(ticket)
+            if message.announce:
+                self._channel.send(encode(Queued()))
             if self._wait(hosted, ticket, Deadline(message.timeout)):
                 self._ticket = None
                 return Withdrawn()

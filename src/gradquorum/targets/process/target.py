@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 from gradquorum.errors import ClosedError, GradQuorumError, UnavailableError
 from gradquorum.receipts import ApplyReceipt
-from gradquorum.round import check_most
 from gradquorum.specs import RoundSpec, SparseSpec
 from gradquorum.targets import local
 from gradquorum.targets.interface import AbstractTarget, Merged, Offer
@@ -93,7 +92,8 @@ class ProcessTarget(AbstractTarget):
         client = self._client
         connection = client.check_out()
         try:
-            reply = self._wait(connection, m.Take(self._handle, num_required, timeout, exact, False))
+            client.send(connection, m.Take(self._handle, num_required, timeout, exact, announce=False))
+            reply = self._receive(connection, num_required)
             if type(reply) is m.Taken:
                 result = build(self._merged(connection, reply))
                 self._acknowledge(connection)
@@ -104,15 +104,14 @@ class ProcessTarget(AbstractTarget):
         client.check_in(connection)
         raise m.to_error(reply)
 
-    def _wait(self, connection: Connection, take: m.Take, on_detached: Callable[[], None] | None = None) -> Any:
-        """Send the request and return the reply."""
+    def _receive(self, connection: Connection, num_required: int, on_detached: Callable[[], None] | None = None) -> Any:
+        """Return the reply to a take."""
         since = time.monotonic()
 
         def log() -> float:
-            self._log_waiting(take.num_required, since)
+            self._log_waiting(num_required, since)
             return time.monotonic() + local.NEXT_LOG_SECONDS
 
-        self._client.send(connection, take)
         try:
             return self._client.receive(connection, since + local.FIRST_LOG_SECONDS, log, on_detached)
         except BrokenChannel as error:
@@ -161,7 +160,7 @@ class ProcessTarget(AbstractTarget):
     def submit_take(
         self, num_required: int, timeout: float | None, exact: bool, build: Callable[[Merged], T]
     ) -> concurrent.futures.Future[T]:
-        take = self._checked(num_required, timeout, exact)
+        connection = self._queue(num_required, timeout, exact)
         future: FutureTake[T] = FutureTake()
 
         def on_reply(connection: Connection, reply: Any) -> None:
@@ -175,7 +174,8 @@ class ProcessTarget(AbstractTarget):
 
         job: WaitingTake[T] = WaitingTake(
             self._client,
-            functools.partial(self._wait, take=take),
+            connection,
+            functools.partial(self._receive, num_required=num_required),
             on_reply,
             future.set_exception,
         )
@@ -188,7 +188,7 @@ class ProcessTarget(AbstractTarget):
     ) -> T:
         import asyncio
 
-        take = self._checked(num_required, timeout, exact)
+        connection = self._queue(num_required, timeout, exact)
         loop = asyncio.get_running_loop()
         arrived: asyncio.Future[tuple[Connection, T]] = loop.create_future()
         handover: Handover[T] = Handover(loop, arrived)
@@ -204,7 +204,8 @@ class ProcessTarget(AbstractTarget):
 
         job: WaitingTake[T] = WaitingTake(
             self._client,
-            functools.partial(self._wait, take=take),
+            connection,
+            functools.partial(self._receive, num_required=num_required),
             on_reply,
             handover.fail,
         )
@@ -222,14 +223,22 @@ class ProcessTarget(AbstractTarget):
         finally:
             self._client.handovers.discard(handover)
 
-    def _checked(self, num_required: int, timeout: float | None, exact: bool) -> m.Take:
-        """Return the request of a take that nobody blocks on, after the checks that must fail at once."""
+    def _queue(self, num_required: int, timeout: float | None, exact: bool) -> Connection:
+        """Put a take that nobody blocks on in the queue, and return the connection over which it is answered."""
         self._check_open()
         self._reclaim()
-        options = self.spec.options
-        if options.expected_workers is not None and options.max_per_worker is not None:
-            check_most(options.expected_workers * options.max_per_worker, num_required)
-        return m.Take(self._handle, num_required, timeout, exact, announce=True)
+        client = self._client
+        connection = client.check_out()
+        try:
+            message = m.Take(self._handle, num_required, timeout, exact, announce=True)
+            reply = client.exchange(connection, message)
+        except BaseException:
+            client.give_up(connection)
+            raise
+        if type(reply) is m.Failure:
+            client.check_in(connection)
+            raise m.to_error(reply)
+        return connection
 
     def _reclaim(self) -> None:
         """Give back the rounds of coroutines whose event loop was closed under them."""

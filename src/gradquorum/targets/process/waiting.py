@@ -29,6 +29,7 @@ class WaitingTake(Generic[T]):
     def __init__(
         self,
         client: Client,
+        connection: Connection,
         wait: Callable[..., Any],
         on_reply: Callable[[Connection, Any], None],
         on_error: Callable[[BaseException], None],
@@ -37,7 +38,8 @@ class WaitingTake(Generic[T]):
 
         Args:
             client: whose connection it uses.
-            wait: sends the request over a connection and returns the reply; calls `on_detached` meanwhile.
+            connection: over which the take was queued. It is ours from here on.
+            wait: returns the reply that comes over it, and calls `on_detached` meanwhile.
             on_reply: takes over the connection and the reply.
             on_error: is told why there is none.
         """
@@ -48,14 +50,14 @@ class WaitingTake(Generic[T]):
         self._withdrawn = False
         self._ended = threading.Event()
         self.done = threading.Event()
-        self._connection = client.check_out()
+        self._connection = connection
 
     def start(self) -> None:
         """Start the thread."""
         try:
             threading.Thread(target=self._run, name="gradquorum-take", daemon=True).start()
         except BaseException:
-            self._connection.channel.close()
+            self._client.give_up(self._connection)
             raise
 
     def _run(self) -> None:
