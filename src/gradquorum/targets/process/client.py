@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import socket
-import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing import util
 from typing import Any, NoReturn
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from gradquorum.errors import ClosedError, UnavailableError
 from gradquorum.targets.process import messages as m
 from gradquorum.targets.process.address import as_path, dial, find_key, know_key, known_key
 from gradquorum.targets.process.channel import ANSWER_SECONDS, BrokenChannel, Channel
-from gradquorum.targets.process.memory import as_bytes, map_shared
+from gradquorum.targets.process.connection import Connection
+from gradquorum.targets.process.failures import to_error
 
-__all__ = ["Client", "Connection", "client_of", "connect_to"]
+__all__ = ["Client", "client_of", "connect_to"]
 
 _MAX_IDLE = 16
 _MAX_REPLY_BYTES = 1 << 30
@@ -32,9 +29,6 @@ _MAX_REPLY_BYTES = 1 << 30
 _LOOK_UP_SECONDS = 0.5
 """How often a wait in the main thread looks for signals that came just before it began."""
 _GIVE_UP_SECONDS = 1.0
-_RETRACT = m.encode(m.Retract())
-_RETRACT_FRAME = struct.pack("!i", len(_RETRACT)) + _RETRACT
-
 _clients: dict[str, Client] = {}
 """By path. Guarded by _clients_lock."""
 _clients_lock = threading.RLock()
@@ -81,38 +75,6 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class Connection:
-    """One connection with its blocks of shared memory. One call at a time uses it."""
-
-    __slots__ = ("channel", "free", "lent", "retract")
-
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-        self.free: dict[int, NDArray[np.uint8]] = {}
-        """Blocks that may be written to."""
-        self.lent: dict[int, NDArray[np.uint8]] = {}
-        """Blocks that the server still reads."""
-        self.retract: Callable[[], Any] = functools.partial(os.write, channel.fileno(), _RETRACT_FRAME)
-        """One C call, so that no second signal comes between. It may wait if the server does not read."""
-
-    def give_back(self, freed: Sequence[int]) -> None:
-        """Take note that the server reads these blocks no longer."""
-        for number in freed:
-            memory = self.lent.pop(number, None)
-            if memory is not None:
-                self.free[number] = memory
-
-    def add_block(self, lent: m.Lent) -> int:
-        """Map a block whose descriptor comes now, and return its number."""
-        descriptor = self.channel.receive_descriptor()
-        try:
-            self.free[lent.block] = as_bytes(map_shared(descriptor, lent.num_bytes))
-        finally:
-            os.close(descriptor)
-        self.give_back(lent.freed)
-        return lent.block
-
-
 class Client:
     """The session of this process with one server.
 
@@ -145,7 +107,7 @@ class Client:
             channel.send(m.encode(m.Hello(m.VERSION, token)))
             welcome = m.FROM_SERVER.decode(channel.receive())
             if isinstance(welcome, m.Failure):
-                raise m.to_error(welcome)
+                raise to_error(welcome)
             if not isinstance(welcome, m.Welcome):
                 raise BrokenChannel("the server does not speak our language")
             return channel, welcome.session
@@ -252,7 +214,7 @@ class Client:
             raise
         self.check_in(connection)
         if type(reply) is m.Failure:
-            raise m.to_error(reply)
+            raise to_error(reply)
         return reply
 
     def exchange(self, connection: Connection, message: Any, *, outcome_known: bool = True) -> Any:

@@ -14,6 +14,7 @@ import msgspec
 from gradquorum.background import background
 from gradquorum.errors import GradQuorumError
 from gradquorum.targets.process.channel import HEARTBEAT_SECONDS, BrokenChannel, Channel
+from gradquorum.targets.process.failures import to_failure
 from gradquorum.targets.process.lending import Blocks
 from gradquorum.targets.process.messages import (
     FROM_CLIENT,
@@ -25,7 +26,6 @@ from gradquorum.targets.process.messages import (
     Retract,
     Welcome,
     encode,
-    to_failure,
 )
 from gradquorum.targets.process.requests import ANSWERS
 from gradquorum.targets.process.taking import Taking

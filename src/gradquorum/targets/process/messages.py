@@ -8,25 +8,23 @@ that it came over is closed. Texts travel as UTF-8 in which lone surrogates are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
-from gradquorum import errors
-from gradquorum.errors import GradQuorumError, InvalidArgumentError, ResourceExhaustedError
+from gradquorum.errors import InvalidArgumentError
 
 __all__ = [
     "FROM_CLIENT",
     "FROM_SERVER",
     "MAX_MESSAGE_BYTES",
+    "MAX_TEXT_BYTES",
     "VERSION",
+    "check",
     "encode",
     "from_text",
     "from_worker",
-    "to_error",
-    "to_failure",
     "to_text",
     "to_worker",
 ]
@@ -36,7 +34,6 @@ VERSION = 1
 MAX_MESSAGE_BYTES = 1 << 20
 """Nobody reads a longer one."""
 MAX_TEXT_BYTES = 1 << 18
-_MAX_ERROR_CHARACTERS = MAX_TEXT_BYTES // 4
 
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -369,37 +366,6 @@ def from_worker(worker: bytes) -> int | str:
     if kind != b"i":
         raise ValueError("a worker is an integer or a text")
     return int(rest, 16)
-
-
-# Errors. Both sides know these, and no others.
-
-_ERRORS: dict[str, type[GradQuorumError]] = {
-    name: found
-    for name in errors.__all__
-    if isinstance(found := getattr(errors, name), type) and issubclass(found, GradQuorumError)
-}
-
-
-def to_failure(error: BaseException, freed: Sequence[int] = ()) -> Failure:
-    """Return an error as it travels."""
-    if isinstance(error, MemoryError) and not isinstance(error, GradQuorumError):
-        error = ResourceExhaustedError(f"the server has no memory: {error or 'allocation failed'}")
-    name = next((cls.__name__ for cls in type(error).__mro__ if _ERRORS.get(cls.__name__) is cls), None)
-    if name is None or not isinstance(error, GradQuorumError):
-        name, text = "GradQuorumError", f"the server failed: {type(error).__name__}: {error}"
-        error = GradQuorumError(text)
-    numbers = {what: getattr(error, what) for what in error._numbers if what != "left"}
-    left = tuple(to_worker(worker) for worker in getattr(error, "left", ()))
-    return Failure(name, to_text(str(error)[:_MAX_ERROR_CHARACTERS]), numbers, left, tuple(freed))
-
-
-def to_error(failure: Failure) -> GradQuorumError:
-    """Return an error that has travelled, as it was."""
-    cls = _ERRORS.get(failure.error, GradQuorumError)
-    numbers: dict[str, Any] = {name: failure.numbers.get(name) for name in cls._numbers if name != "left"}
-    if "left" in cls._numbers:
-        numbers["left"] = tuple(from_worker(worker) for worker in failure.left)
-    return cls(from_text(failure.message), **numbers)
 
 
 def check(condition: bool, words: str) -> None:

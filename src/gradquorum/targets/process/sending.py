@@ -14,7 +14,9 @@ from gradquorum.receipts import ApplyReceipt, ApplyStatus
 from gradquorum.specs import RoundSpec, SparseSpec
 from gradquorum.targets.interface import Offer
 from gradquorum.targets.process import messages as m
-from gradquorum.targets.process.client import Client, Connection
+from gradquorum.targets.process.client import Client
+from gradquorum.targets.process.connection import Connection
+from gradquorum.targets.process.failures import to_error
 from gradquorum.targets.process.parts import gradient_parts, write
 from gradquorum.validation import CheckedDense, CheckedSparse
 
@@ -62,7 +64,7 @@ class Sender:
             raise
         self._client.check_in(connection)
         if type(reply) is m.Failure:
-            raise m.to_error(reply)
+            raise to_error(reply)
         first = None if reply.first_status is None else _STATUSES[reply.first_status]
         return ApplyReceipt(_STATUSES[reply.status], reply.step, reply.lag, reply.num_accumulated, first_status=first)
 

@@ -20,7 +20,9 @@ from gradquorum.targets import local
 from gradquorum.targets.interface import AbstractTarget, Merged, Offer
 from gradquorum.targets.process import messages as m
 from gradquorum.targets.process.channel import BrokenChannel
-from gradquorum.targets.process.client import Client, Connection, client_of
+from gradquorum.targets.process.client import Client, client_of
+from gradquorum.targets.process.connection import Connection
+from gradquorum.targets.process.failures import to_error
 from gradquorum.targets.process.memory import as_bytes, map_private
 from gradquorum.targets.process.parts import arrays_of
 from gradquorum.targets.process.sending import Sender
@@ -102,7 +104,7 @@ class ProcessTarget(AbstractTarget):
             client.give_up(connection)
             raise
         client.check_in(connection)
-        raise m.to_error(reply)
+        raise to_error(reply)
 
     def _receive(self, connection: Connection, num_required: int, on_detached: Callable[[], None] | None = None) -> Any:
         """Return the reply to a take."""
@@ -170,7 +172,7 @@ class ProcessTarget(AbstractTarget):
                 future.set_result(result)
             else:
                 self._client.check_in(connection)
-                future.set_exception(m.to_error(reply))
+                future.set_exception(to_error(reply))
 
         job: WaitingTake[T] = WaitingTake(
             self._client,
@@ -200,7 +202,7 @@ class ProcessTarget(AbstractTarget):
                 self._client.check_in(connection)
             else:
                 self._client.check_in(connection)
-                handover.fail(m.to_error(reply))
+                handover.fail(to_error(reply))
 
         job: WaitingTake[T] = WaitingTake(
             self._client,
@@ -237,7 +239,7 @@ class ProcessTarget(AbstractTarget):
             raise
         if type(reply) is m.Failure:
             client.check_in(connection)
-            raise m.to_error(reply)
+            raise to_error(reply)
         return connection
 
     def _reclaim(self) -> None:

@@ -9,7 +9,8 @@ from typing import Any, Generic, TypeVar
 
 from gradquorum.targets.process import messages as m
 from gradquorum.targets.process.channel import BrokenChannel
-from gradquorum.targets.process.client import Client, Connection
+from gradquorum.targets.process.client import Client
+from gradquorum.targets.process.connection import Connection
 
 __all__ = ["FutureTake", "Handover", "WaitingTake"]
 
