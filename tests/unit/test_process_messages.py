@@ -95,7 +95,7 @@ def test_spec_that_cannot_be_is_refused(spec):
         msgspec.msgpack.encode([3, -1, True]),
         msgspec.msgpack.encode([3, 2**64 - 1, True]),
         msgspec.msgpack.encode([2, b"x" * (1 << 19), None]),
-        msgspec.msgpack.encode([7, 0, 1, -1.0, False, False]),
+        msgspec.msgpack.encode([7, 0, 1, 1, -1.0, False, False]),
         msgspec.msgpack.encode({"type": 8}),
         msgspec.msgpack.encode([38, 1]),
     ],

@@ -75,6 +75,10 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+def _in_main_thread() -> bool:
+    return threading.get_ident() == threading.main_thread().ident
+
+
 class Client:
     """The session of this process with one server.
 
@@ -85,8 +89,9 @@ class Client:
     def __init__(self, path: str) -> None:
         self.path = path
         self._pid = os.getpid()
-        self._idle: list[Connection] = []
-        """`append` and `pop` need no lock."""
+        self._idle: dict[bool, list[Connection]] = {False: [], True: []}
+        """Those of the main thread apart: a signal may come after a connection was given back and before its call has
+        ended, and then nobody else must have it. `append`, `pop` and `remove` need no lock."""
         self._failure: BaseException | None = None
         """Why the session has ended."""
         self._lock = threading.RLock()
@@ -163,8 +168,9 @@ class Client:
                 self._failure = failure
                 self._finalizer.cancel()
                 self._anchor.close()  # if the server lives, it ends our leases now
-                while self._idle:
-                    self._idle.pop().channel.close()
+                for idle in self._idle.values():
+                    while idle:
+                        idle.pop().channel.close()
             return self._failure
 
     def _say_goodbye(self) -> None:
@@ -176,7 +182,7 @@ class Client:
         """Close in a forked child what belongs to the parent."""
         self._failure = ClosedError("this is a forked child")
         self._anchor.forget()
-        for connection in self._idle:
+        for connection in [*self._idle[False], *self._idle[True]]:
             connection.channel.forget()
 
     # Calls
@@ -185,7 +191,7 @@ class Client:
         """Return a connection for one call."""
         self.check()
         try:
-            return self._idle.pop()
+            return self._idle[_in_main_thread()].pop()
         except IndexError:
             try:
                 return Connection(self._connect(self._token)[0])
@@ -194,8 +200,9 @@ class Client:
 
     def check_in(self, connection: Connection) -> None:
         """Give a connection back whose call has ended."""
-        if self._failure is None and len(self._idle) < _MAX_IDLE:
-            self._idle.append(connection)
+        idle = self._idle[_in_main_thread()]
+        if self._failure is None and len(idle) < _MAX_IDLE:
+            idle.append(connection)
         else:
             connection.channel.close()
 
@@ -287,6 +294,8 @@ class Client:
         """Close a connection in the middle of a take, and wait until the server has taken the round back."""
         with contextlib.suppress(OSError):
             connection.retract()
+        with contextlib.suppress(ValueError):
+            self._idle[_in_main_thread()].remove(connection)
         channel = connection.channel
         try:
             channel.shut_down(socket.SHUT_WR)
@@ -300,7 +309,7 @@ class Client:
 
     def _wait(self, channel: Channel, heard_at: float, log_at: float, log: Callable[[], float]) -> float:
         """Wait until there is something to receive. A signal that comes just before a wait begins does not end it."""
-        most = _LOOK_UP_SECONDS if threading.current_thread() is threading.main_thread() else ANSWER_SECONDS
+        most = _LOOK_UP_SECONDS if _in_main_thread() else ANSWER_SECONDS
         while not channel.readable(min(most, max(log_at - time.monotonic(), 0.0))):
             if time.monotonic() >= log_at:
                 log_at = log()

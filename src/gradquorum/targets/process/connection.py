@@ -17,14 +17,11 @@ from gradquorum.targets.process.memory import as_bytes, map_shared
 
 __all__ = ["Connection"]
 
-_RETRACT = m.encode(m.Retract())
-_RETRACT_FRAME = struct.pack("!i", len(_RETRACT)) + _RETRACT
-
 
 class Connection:
     """One connection with its blocks of shared memory. One call at a time uses it."""
 
-    __slots__ = ("channel", "free", "lent", "retract")
+    __slots__ = ("channel", "free", "lent", "retract", "take")
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -32,8 +29,18 @@ class Connection:
         """Blocks that may be written to."""
         self.lent: dict[int, NDArray[np.uint8]] = {}
         """Blocks that the server still reads."""
-        self.retract: Callable[[], Any] = functools.partial(os.write, channel.fileno(), _RETRACT_FRAME)
-        """One C call, so that no second signal comes between. It may wait if the server does not read."""
+        self.take = 0
+        """The number of the last take."""
+        self.retract: Callable[[], Any] = _nothing
+        """Gives the round of the last take back: one C call, so that no second signal comes between."""
+
+    def begin_take(self) -> int:
+        """Return the number of a new take. From here on `retract` means that one."""
+        self.take += 1
+        message = m.encode(m.Retract(self.take))
+        frame = struct.pack("!i", len(message)) + message
+        self.retract = functools.partial(os.write, self.channel.fileno(), frame)
+        return self.take
 
     def give_back(self, freed: Sequence[int]) -> None:
         """Take note that the server reads these blocks no longer."""
@@ -51,3 +58,7 @@ class Connection:
             os.close(descriptor)
         self.give_back(lent.freed)
         return lent.block
+
+
+def _nothing() -> None:
+    """There has been no take."""

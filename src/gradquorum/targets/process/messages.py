@@ -141,6 +141,8 @@ class Take(_Message, tag=7):
     """Wait for a round."""
 
     handle: Size
+    number: Size
+    """Of the take among those of this connection."""
     num_required: Int64
     timeout: Seconds
     exact: bool
@@ -162,6 +164,9 @@ class Acknowledge(_Message, tag=9):
 
 class Retract(_Message, tag=10):
     """The result was lost after all: the round is not delivered. Has no reply."""
+
+    number: Size
+    """Of the take. Another one's round stays delivered."""
 
 
 class Ask(_Message, tag=11):

@@ -225,7 +225,7 @@ def _acknowledge(link: Link, message: m.Acknowledge) -> m.Number | None:
 
 
 def _retract(link: Link, message: m.Retract) -> None:
-    link.taking.give_back()
+    link.taking.retract(message.number)
 
 
 # All the rest is the round's own

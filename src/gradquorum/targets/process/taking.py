@@ -44,6 +44,7 @@ class Taking:
         self._hosted: HostedRound | None = None
         self._ticket: Ticket | None = None
         """Until it has ended and cannot be given back any more."""
+        self._number = 0
         self.acknowledged = False
         self._event: int | None = None
         """Counts the wake-ups of tickets."""
@@ -69,6 +70,7 @@ class Taking:
         wake = functools.partial(os.eventfd_write, self._event, 1)
         ticket = Ticket(handle, message.num_required, message.exact, wake=wake)
         self._hosted, self._ticket, self.acknowledged = hosted, ticket, False
+        self._number = message.number
         try:
             hosted.round.enqueue(ticket)
             if message.announce:
@@ -138,6 +140,11 @@ class Taking:
         orphaned = self._hosted.round.settle()
         if orphaned:
             _logger.warning("%d gradients were discarded: a take was cut off after the accumulator closed", orphaned)
+
+    def retract(self, number: int) -> None:
+        """Keep the round of that take for the next one, unless it is too late."""
+        if number == self._number:
+            self.give_back()
 
     def forget(self) -> None:
         """Let go of a round that has arrived: it cannot be given back any more."""

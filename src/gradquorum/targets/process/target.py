@@ -93,8 +93,9 @@ class ProcessTarget(AbstractTarget):
         self._reclaim()
         client = self._client
         connection = client.check_out()
+        number = connection.begin_take()
         try:
-            client.send(connection, m.Take(self._handle, num_required, timeout, exact, announce=False))
+            client.send(connection, m.Take(self._handle, number, num_required, timeout, exact, announce=False))
             reply = self._receive(connection, num_required)
             if type(reply) is m.Taken:
                 result = build(self._merged(connection, reply))
@@ -231,8 +232,9 @@ class ProcessTarget(AbstractTarget):
         self._reclaim()
         client = self._client
         connection = client.check_out()
+        number = connection.begin_take()
         try:
-            message = m.Take(self._handle, num_required, timeout, exact, announce=True)
+            message = m.Take(self._handle, number, num_required, timeout, exact, announce=True)
             reply = client.exchange(connection, message)
         except BaseException:
             client.give_up(connection)
