@@ -91,3 +91,24 @@ def test_block_in_use_can_be_neither_offered_again_nor_taken_back():
     blocks.drop([number])
     with pytest.raises(ValueError):
         blocks.read(number)
+
+
+def test_reclaimed_block_is_no_more_and_its_pages_are_gone():
+    blocks = Blocks()
+    descriptor = make_sealed(1 << 16)
+    clients = map_shared(descriptor, 1 << 16)
+    clients[0] = 7
+    number, kept = blocks.add(map_shared(descriptor, 1 << 16)), blocks.add(mmap.mmap(-1, 4096))
+    reading = blocks.read(kept)
+    del reading  # freed as well, and the client is told so: it may be writing there
+    assert blocks.freed() == (kept,)
+    memory = blocks.read(number)
+    blocks.reclaim()  # not while it is read
+    assert memory[0] == 7
+    del memory
+    blocks.reclaim()
+    assert (blocks.freed(), blocks.reclaimed(), blocks.reclaimed()) == ((), (number,), ())
+    assert os.fstat(descriptor).st_blocks == 0
+    assert clients[0] == 0
+    assert blocks.read(kept).nbytes == 4096
+    os.close(descriptor)

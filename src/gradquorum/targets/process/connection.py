@@ -42,8 +42,10 @@ class Connection:
         self.retract = functools.partial(os.write, self.channel.fileno(), frame)
         return self.take
 
-    def give_back(self, freed: Sequence[int]) -> None:
-        """Take note that the server reads these blocks no longer."""
+    def give_back(self, freed: Sequence[int], reclaimed: Sequence[int] = ()) -> None:
+        """Take note that the server reads these blocks no longer, and that those are no more."""
+        for number in reclaimed:
+            self.lent.pop(number, None)
         for number in freed:
             memory = self.lent.pop(number, None)
             if memory is not None:
@@ -56,7 +58,7 @@ class Connection:
             self.free[lent.block] = as_bytes(map_shared(descriptor, lent.num_bytes))
         finally:
             os.close(descriptor)
-        self.give_back(lent.freed)
+        self.give_back(lent.freed, lent.reclaimed)
         return lent.block
 
 

@@ -235,6 +235,7 @@ class Lent(_Message, tag=34):
     block: Size
     num_bytes: Size
     freed: Ids
+    reclaimed: Ids
 
 
 class Judged(_Message, tag=35):
@@ -247,6 +248,8 @@ class Judged(_Message, tag=35):
     first_status: Annotated[int, Meta(ge=0, le=15)] | None
     freed: Ids
     """Blocks that this connection may write to again."""
+    reclaimed: Ids
+    """Blocks that are no more."""
 
 
 class Taken(_Message, tag=36):

@@ -40,6 +40,7 @@ _SURELY_FITS = 2**55
 _MAX_LENT = 8
 """So many blocks of one connection may be lent to rounds; further gradients are copied."""
 _LOOK_FOR_ROOM_SECONDS = 0.05
+_SETTLE_SECONDS = 0.01
 
 
 class _Slice(Deadline):
@@ -96,7 +97,7 @@ def _lend(link: Link, message: m.Lend) -> tuple[m.Lent, int]:
     m.check(message.num_bytes > 0, "expected a block of at least one byte")
     _wait_for_room(link, hosted, handle, message.num_bytes, Deadline(message.timeout))
     mapping, descriptor = link.server.memory.make(message.num_bytes)
-    return m.Lent(link.blocks.add(mapping), message.num_bytes, link.blocks.freed()), descriptor
+    return m.Lent(link.blocks.add(mapping), message.num_bytes, link.blocks.freed(), link.blocks.reclaimed()), descriptor
 
 
 def _wait_for_room(link: Link, hosted: HostedRound, handle: Handle, num_bytes: int, deadline: Deadline) -> None:
@@ -105,7 +106,14 @@ def _wait_for_room(link: Link, hosted: HostedRound, handle: Handle, num_bytes: i
     if most is None:
         return
     look_at = time.monotonic() + HEARTBEAT_SECONDS
-    while (held := link.server.held_bytes) + num_bytes > most:
+    while link.server.held_bytes + num_bytes > most:
+        link.server.reclaim()
+        held = link.server.held_bytes
+        if held + num_bytes <= most:
+            return
+        if link.server.is_settling:  # a round that has arrived, and may still be given back, frees memory soon
+            link.server.wait(_SETTLE_SECONDS)
+            continue
         why = None
         if hosted.spec.options.on_full != "block":
             why = "take the round first, or use on_full='block'"
@@ -136,7 +144,13 @@ def _apply(link: Link, message: m.Apply) -> m.Judged:
     receipt = _judge(link, message)
     first = None if receipt.first_status is None else STATUSES.index(receipt.first_status)
     return m.Judged(
-        STATUSES.index(receipt.status), receipt.step, receipt.lag, receipt.num_accumulated, first, link.blocks.freed()
+        STATUSES.index(receipt.status),
+        receipt.step,
+        receipt.lag,
+        receipt.num_accumulated,
+        first,
+        link.blocks.freed(),
+        link.blocks.reclaimed(),
     )
 
 

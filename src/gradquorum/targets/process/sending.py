@@ -14,6 +14,7 @@ from gradquorum.receipts import ApplyReceipt, ApplyStatus
 from gradquorum.specs import RoundSpec, SparseSpec
 from gradquorum.targets.interface import Offer
 from gradquorum.targets.process import messages as m
+from gradquorum.targets.process.channel import BrokenChannel
 from gradquorum.targets.process.client import Client
 from gradquorum.targets.process.connection import Connection
 from gradquorum.targets.process.failures import to_error
@@ -59,8 +60,10 @@ class Sender:
         connection = self._client.check_out()
         try:
             reply = self._exchange(connection, offer, parts, num_bytes, arrays)
-        except BaseException:
+        except BaseException as error:
             connection.channel.close()
+            if isinstance(error, BrokenChannel):
+                self._client.fail(error)
             raise
         self._client.check_in(connection)
         if type(reply) is m.Failure:
@@ -112,7 +115,7 @@ class Sender:
         )
         reply = self._client.exchange(connection, message, outcome_known=False)
         if type(reply) is m.Judged:
-            connection.give_back(reply.freed)
+            connection.give_back(reply.freed, reply.reclaimed)
         return reply
 
     def _block(self, connection: Connection, num_bytes: int, timeout: float | None) -> Any:

@@ -205,6 +205,16 @@ class Server:
         lent = sum(link.blocks.lent_bytes for link in links)
         return self.memory.num_bytes + max(sum(hosted.held_bytes for hosted in self.rounds.all()) - lent, 0)
 
+    def reclaim(self) -> None:
+        """Give the system back the memory of gradients that have been merged."""
+        for link in self._snapshot()[0]:
+            link.blocks.reclaim()
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether a round has arrived and may still be given back."""
+        return any(link.taking.acknowledged for link in self._snapshot()[0])
+
     def wait(self, seconds: float) -> None:
         """Wait, or until the server is closed."""
         self._ended.wait(seconds)

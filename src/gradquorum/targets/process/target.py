@@ -147,7 +147,10 @@ class ProcessTarget(AbstractTarget):
         """Return a round that has arrived, its arrays where they arrived."""
         memory: Any = taken.inline
         if memory is None:
-            descriptor = connection.channel.receive_descriptor()
+            try:
+                descriptor = connection.channel.receive_descriptor()
+            except BrokenChannel as error:
+                self._client.fail(error)
             try:
                 memory = map_private(descriptor, taken.num_bytes)
             finally:
