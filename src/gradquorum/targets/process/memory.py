@@ -42,14 +42,18 @@ def _available_bytes() -> int:
                 root, most, used = "/sys/fs/cgroup", "memory.max", "memory.current"
             else:
                 continue
+            directory = os.path.join(root, group.lstrip("/"))
             with contextlib.suppress(OSError, ValueError):  # "max" is no number: there is no limit
-                limits = [int(_read(os.path.join(root, group.lstrip("/"), name))) for name in (most, used)]
-                available = min(available, limits[0] - limits[1])
+                left = int(_read(directory, most)) - int(_read(directory, used))
+                # Pages of files that nobody has used lately count as used, and make room when room is needed.
+                words = _read(directory, "memory.stat").split()
+                name = "total_inactive_file" if "total_inactive_file" in words else "inactive_file"
+                available = min(available, left + int(words[words.index(name) + 1]))
     return available
 
 
-def _read(path: str) -> str:
-    with open(path) as file:
+def _read(directory: str, name: str) -> str:
+    with open(os.path.join(directory, name)) as file:
         return file.read()
 
 
