@@ -14,7 +14,7 @@ from benchmarks.cases import CASES
 from benchmarks.report import Options, environment, environment_line, floors_table
 from gradquorum.engine import available_engines
 
-QUESTIONS = ("round", "flat", "memory", "parallel", "density", "shapes")  # frameworks are loaded by the last only
+QUESTIONS = ("round", "flat", "memory", "parallel", "process", "density", "shapes")  # frameworks last
 
 
 def parse() -> argparse.Namespace:
