@@ -34,6 +34,12 @@ def only_local(reason):
     return pytest.mark.parametrize("target", ["local"], indirect=True)
 
 
+slow_beyond_local = pytest.mark.parametrize(
+    "target", ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in TARGETS[1:])], indirect=True
+)
+"""Marks a test of thousands of calls: where each goes to a server, that is for `make test-all`."""
+
+
 class Call:
     """A call in a thread of its own, started at once."""
 

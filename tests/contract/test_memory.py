@@ -6,7 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from tests.support import accept, available_engines, only_local
+from tests.support import accept, available_engines, only_local, slow_beyond_local
 
 MIB = 1 << 20
 
@@ -50,6 +50,7 @@ def same_ids(acc, times, rows):
         accept(acc, ids, rows)
 
 
+@slow_beyond_local
 def test_c2_memory_of_the_same_ids_10_000_times_is_constant(make, growth):
     acc = make.sparse("float32", (1000, 16))
     rows = np.ones((100, 16), np.float32)

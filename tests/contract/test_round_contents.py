@@ -7,7 +7,7 @@ import pytest
 
 import gradquorum as gq
 from tests.arithmetic import as_dtype, random_gradients, reduce_round
-from tests.support import accept, apply, assert_rows, assert_same_bits, column
+from tests.support import accept, apply, assert_rows, assert_same_bits, column, slow_beyond_local
 
 DTYPES = ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
 MEANS = ["MEAN", "SUM", "MEAN_BY_COUNT"]
@@ -224,6 +224,7 @@ def test_compaction_changes_no_bit(make, dtype, reduction):
     assert results[0].num_gradients == results[1].num_gradients == 60
 
 
+@slow_beyond_local
 def test_compaction_of_two_millennia_of_weights_changes_no_bit(make):
     results = []
     weights = np.random.default_rng(1).random(2000) + 0.01
