@@ -29,9 +29,9 @@ from gradquorum.indexed_slices import IndexedSlices, SparseGradient
 from gradquorum.processes import attach, connect
 from gradquorum.receipts import ApplyReceipt, ApplyStatus
 from gradquorum.specs import DenseSpec, SparseSpec
-from gradquorum.tables import shared_table
 
 if TYPE_CHECKING:
+    from gradquorum.tables import shared_table
     from gradquorum.targets.process.server import Server
 
 __all__ = [
@@ -70,4 +70,8 @@ def __getattr__(name: str) -> Any:
         from gradquorum.targets.process.server import Server
 
         return Server
+    if name == "shared_table":
+        from gradquorum.tables import shared_table
+
+        return shared_table
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
