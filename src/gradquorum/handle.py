@@ -300,7 +300,7 @@ class AbstractAccumulator(ABC, Generic[R]):
 
 def make_options(arguments: dict[str, Any]) -> Options:
     """Return the checked options among a constructor's arguments."""
-    return Options(**{name: arguments[name] for name in Options.__dataclass_fields__})
+    return Options(**{name: arguments[name] for name in Options._fields})
 
 
 def check_worker(worker: Any) -> int | str:

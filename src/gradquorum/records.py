@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gradquorum.receipts import ApplyStatus
@@ -67,8 +66,7 @@ class Contribution:
         self.workers = workers if worker is None else frozenset((worker,))
 
 
-@dataclass(slots=True)
-class Batch:
+class Batch(NamedTuple):
     """A detached round: what one take delivers."""
 
     contributions: list[Contribution]

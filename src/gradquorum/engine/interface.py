@@ -19,8 +19,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +27,7 @@ from numpy.typing import NDArray
 __all__ = ["AbstractDenseReducer", "AbstractEngine", "AbstractSparseReducer", "Block", "ReducerSpec"]
 
 
-@dataclass(frozen=True, slots=True)
-class ReducerSpec:
+class ReducerSpec(NamedTuple):
     """What fixes the arithmetic of one member of a round.
 
     Attributes:
