@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gradquorum.dtypes import convert, is_bfloat16
 from gradquorum.errors import InvalidArgumentError, InvalidDTypeError, no_memory
 
-__all__ = ["as_dims", "as_index_vector", "as_integer", "as_values", "split_torch_sparse"]
+__all__ = ["MAX_INT64", "as_dims", "as_index_vector", "as_integer", "as_values", "split_torch_sparse"]
 
 MAX_INT64 = 2**63 - 1
 _NO_ARRAYS = (int, float, complex, list, tuple)

@@ -58,14 +58,13 @@ class SparseGradient:
         (array([1, 3]), array([4., 2.], dtype=float32), array([5, 1]), ('a',))
     """
 
-    __slots__ = ("counts", "indices", "num_gradients", "shape", "step", "values", "workers")
+    __slots__ = ("_shape", "counts", "indices", "num_gradients", "step", "values", "workers")
 
     def __init__(
         self,
         indices: NDArray[np.int64],
         values: NDArray[Any],
-        shape: NDArray[np.int64],
-        *,
+        shape: NDArray[np.int64] | tuple[int, ...],
         num_gradients: int,
         step: int,
         counts: NDArray[np.int64],
@@ -73,11 +72,18 @@ class SparseGradient:
     ) -> None:
         self.indices = indices
         self.values = values
-        self.shape = shape
+        self._shape = shape
         self.num_gradients = num_gradients
         self.step = step
         self.counts = counts
         self.workers = workers
+
+    @property
+    def shape(self) -> NDArray[np.int64]:
+        """The shape of the table, an array; made when it is first asked for."""
+        if isinstance(self._shape, tuple):
+            self._shape = np.array(self._shape, np.int64)
+        return self._shape
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.indices, self.values, self.shape))
@@ -89,7 +95,8 @@ class SparseGradient:
         return (self.indices, self.values, self.shape)[item]
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, tuple(getattr(self, name) for name in SparseGradient.__slots__)
+        state = (self.indices, self.values, self.shape, self.num_gradients, self.step, self.counts, self.workers)
+        return SparseGradient, state
 
     def as_indexed_slices(self) -> IndexedSlices:
         """Return the same arrays as `IndexedSlices`."""
@@ -100,9 +107,3 @@ class SparseGradient:
             f"SparseGradient({len(self.indices)} rows of shape {self.values.shape[1:]}, {self.values.dtype}; "
             f"num_gradients={self.num_gradients}, step={self.step})"
         )
-
-
-def _rebuild(counts: Any, indices: Any, num_gradients: int, shape: Any, step: int, values: Any, workers: Any) -> Any:
-    return SparseGradient(
-        indices, values, shape, num_gradients=num_gradients, step=step, counts=counts, workers=workers
-    )

@@ -20,14 +20,15 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
+from collections.abc import Collection
 
 from gradquorum.budget import Budget
 from gradquorum.errors import ClosedError, DeadlineExceededError, InvalidArgumentError, UnavailableError
 from gradquorum.marks import NO_MARKS, Marks
 from gradquorum.membership import Membership, Worker
 from gradquorum.publication import Publication
-from gradquorum.receipts import ApplyStatus
-from gradquorum.records import Batch, Contribution, Figures, FormConflict, Forms, Prefix, Verdict, either
+from gradquorum.receipts import ApplyReceipt, ApplyStatus
+from gradquorum.records import Batch, Contribution, Figures, FormConflict, Forms, Prefix, either
 from gradquorum.waiters import Deadline, Handle, Ticket, cancel_closed, leave_line, may_wait
 
 __all__ = ["MAX_STEP", "Round"]
@@ -132,9 +133,7 @@ class Round:
 
     # Applies
 
-    def offer(
-        self, handle: Handle, contribution: Contribution, local_step: int | None, *, finite: bool = True
-    ) -> Verdict | None:
+    def offer(self, handle: Handle, contribution: Contribution, local_step: int | None) -> ApplyReceipt | None:
         """Judge one gradient; None if there is no memory for it and nothing has been judged.
 
         Raises:
@@ -158,14 +157,14 @@ class Round:
                         first = marks.status_of(sequence)
                         if first is not None:
                             self._membership.join(worker)
-                            return Verdict(ApplyStatus.DUPLICATE, step, 0, self._count, first)
+                            return ApplyReceipt(ApplyStatus.DUPLICATE, step, 0, self._count, first)
                 forms, lag = self._forms, 0
                 if local_step is not None and local_step < step:
                     status, lag = ApplyStatus.STALE, step - local_step
                 else:
                     if forms != contribution.forms:
                         forms = self._merged_forms(contribution.forms)
-                    if not finite:
+                    if not contribution.finite:
                         status = ApplyStatus.SKIPPED
                     elif self._max_per_worker is not None and accepted >= self._max_per_worker:
                         status = ApplyStatus.REFUSED
@@ -196,7 +195,8 @@ class Round:
             count = self._count
             if self._queue:
                 self._serve()
-        return Verdict(status, step, lag, count)
+        borrower = weakref.ref(contribution) if contribution.lent and status is ApplyStatus.ACCEPTED else None
+        return ApplyReceipt(status, step, lag, count, None, borrower)
 
     def _merged_forms(self, offered: Forms) -> Forms:
         """Return the round's row shapes with those of one more gradient."""
@@ -238,8 +238,10 @@ class Round:
             ClosedError: the handle has been closed.
         """
         with self._lock:
-            self._settle()
-            self._check_open(ticket.handle)
+            if self.abandoned or self._queue:
+                self._settle()
+            if ticket.handle.closed:
+                self._check_open(ticket.handle)
             most = self._membership.most
             if most is not None and ticket.num_required > most:
                 raise InvalidArgumentError(
@@ -363,15 +365,17 @@ class Round:
         accepted: dict[Worker, int] = {}
         count, forms = 0, self._no_forms
         num_bytes = self.budget.log_bytes
+        workers: Collection[Worker] = self._accepted
         if ticket.exact:
             taken, rest = self._log[: ticket.num_required], self._log[ticket.num_required :]
             num_bytes = sum(contribution.num_bytes for contribution in taken)
+            workers = {contribution.worker for contribution in taken if contribution.worker is not None}
             count = len(rest)
             for contribution in rest:
                 forms = either(forms, contribution.forms)
                 if contribution.worker is not None:
                     accepted[contribution.worker] = accepted.get(contribution.worker, 0) + 1
-        batch = Batch(taken, self._forms, self._count - count, num_bytes, self.step, self._serial)
+        batch = Batch(taken, self._forms, self._count - count, num_bytes, self.step, self._serial, workers)
         if version != self._version:
             return  # `_serve` looks again
         # Commit.

@@ -87,6 +87,26 @@ class AbstractSparseReducer(ABC):
             MemoryError: there is no room.
         """
 
+    def plain_block(
+        self,
+        indices: Any,
+        values: Any,
+        row_shape: tuple[int, ...],
+        num_table_rows: int,
+        weight: float,
+        lend: bool,
+        check_finite: bool,
+    ) -> Block | None:
+        """Check one gradient and do what `block` does, if it is as plain as can be.
+
+        Plain are int64 ids `[n]` from 0 to below `num_table_rows`, and values `[n, *row_shape]` of the dtype, n above
+        0, both in contiguous NumPy arrays. None for all others, right or wrong: they need a closer look.
+
+        Raises:
+            MemoryError: there is no room.
+        """
+        return None
+
     @abstractmethod
     def merge(
         self, blocks: Sequence[Block], row_shape: tuple[int, ...], num_gradients: int

@@ -102,18 +102,37 @@ class LocalTarget(AbstractTarget):
         self._round  # noqa: B018 - checks the process
         return self._host.apply(self._handle, offer)
 
+    def apply_plain(
+        self,
+        indices: Any,
+        values: Any,
+        local_step: int | None,
+        worker: int | str | None,
+        sequence: int | None,
+        weight: float,
+        lend: bool,
+        timeout: float | None,
+    ) -> ApplyReceipt | None:
+        if self._made_at_fork != _num_forks:
+            return None  # `apply` says why not
+        return self._host.apply_plain(
+            self._handle, indices, values, local_step, worker, sequence, weight, lend, timeout
+        )
+
     # Takes. From the moment a ticket exists until its result is returned, an exception leads to
     # `abandon(ticket)`: one C call, so that no second signal can come between, after which the round keeps
     # what the ticket held. Nothing is called between `deliver` and `return`.
 
     def take(self, num_required: int, timeout: float | None, exact: bool, build: Callable[[Merged], T]) -> T:
         round_, host = self._round, self._host
-        _reclaim(host)
+        if host.coroutines:
+            _reclaim(host)
         abandon = round_.abandoned.append
         ticket = Ticket(self._handle, num_required, exact)
         try:
             round_.enqueue(ticket)
-            _wait(round_, ticket, Deadline(timeout))
+            if ticket.batch is None:
+                _wait(round_, ticket, Deadline(timeout))
             result = build(_merge(host, ticket))
             round_.deliver(ticket)
             return result
