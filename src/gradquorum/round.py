@@ -162,7 +162,9 @@ class Round:
                 if local_step is not None and local_step < step:
                     status, lag = ApplyStatus.STALE, step - local_step
                 else:
-                    if forms != contribution.forms:
+                    if not self._log:
+                        forms = contribution.forms
+                    elif forms != contribution.forms:
                         forms = self._merged_forms(contribution.forms)
                     if not contribution.finite:
                         status = ApplyStatus.SKIPPED

@@ -133,7 +133,9 @@ class LocalTarget(AbstractTarget):
             round_.enqueue(ticket)
             if ticket.batch is None:
                 _wait(round_, ticket, Deadline(timeout))
-            result = build(_merge(host, ticket))
+                ticket.raise_error()
+            assert ticket.batch is not None
+            result = build(host.merge(ticket.batch))
             round_.deliver(ticket)
             return result
         except BaseException:
@@ -255,12 +257,6 @@ class LocalTarget(AbstractTarget):
     @property
     def closed(self) -> bool:
         return self._handle.closed
-
-
-def _merge(host: RoundHost, ticket: Ticket) -> Merged:
-    ticket.raise_error()
-    assert ticket.batch is not None
-    return host.merge(ticket.batch)
 
 
 def _wait(round_: Round, ticket: Ticket, deadline: Deadline) -> None:
@@ -393,7 +389,9 @@ class _BackgroundTake(Generic[T]):
         if self._timer is not None:
             background.cancel(self._timer)
         try:
-            result = work[0](_merge(self._host, ticket))
+            ticket.raise_error()
+            assert ticket.batch is not None
+            result = work[0](self._host.merge(ticket.batch))
         except BaseException as error:
             work[1](ticket, None, error)
         else:
