@@ -57,11 +57,10 @@ class _Door:
 
 
 class _SparseReducer(_Door, AbstractSparseReducer):
-    __slots__ = ("_merge", "_plain_block")
+    __slots__ = ("_merge",)
 
     def __init__(self, spec: ReducerSpec) -> None:
         super().__init__(spec, _native.SparseReducer)
-        self._plain_block: Callable[..., Block | None] = self._native.plain_block
         self._merge = self._native.merge
 
     def block(
@@ -78,11 +77,18 @@ class _SparseReducer(_Door, AbstractSparseReducer):
         block: Block = self._native.block(indices, crossing, weight, lend, check_finite)
         return block
 
+    def _plain_block_of_bits(self, indices: Any, values: Any, *terms: Any) -> Block | None:
+        if type(values) is not np.ndarray or values.dtype != self._dtype:
+            return None
+        block: Block | None = self._native.plain_block(indices, values.view(np.uint16), *terms)
+        return block
+
     @property
     def plain_block(
         self,
     ) -> Callable[..., Block | None]:  # itself, not a method around it: this is what time counts for
-        return self._plain_block
+        plain_block: Callable[..., Block | None] = self._native.plain_block
+        return self._plain_block_of_bits if self._as_bits else plain_block
 
     def merge(
         self, blocks: Sequence[Block], row_shape: tuple[int, ...], num_gradients: int
