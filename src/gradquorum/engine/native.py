@@ -84,9 +84,8 @@ class _SparseReducer(_Door, AbstractSparseReducer):
         return block
 
     @property
-    def plain_block(
-        self,
-    ) -> Callable[..., Block | None]:  # itself, not a method around it: this is what time counts for
+    def plain_block(self) -> Callable[..., Block | None]:
+        # The core's own function, without a method around it: here every call counts.
         plain_block: Callable[..., Block | None] = self._native.plain_block
         return self._plain_block_of_bits if self._as_bits else plain_block
 
