@@ -80,6 +80,11 @@ void check_elements(const char* what, const ArrayIn& array, gq::DType type, bool
 
 int export_memory(PyObject* self, Py_buffer* view, int flags) {
   static std::int64_t nothing = 0;  // The address of memory without bytes.
+  if (!nb::inst_ready(self)) {
+    view->obj = nullptr;
+    PyErr_SetString(PyExc_BufferError, "this memory was never made");
+    return -1;
+  }
   const gq::Buffer& buffer = nb::inst_ptr<Memory>(self)->buffer;
   void* const data = buffer.size() != 0 ? static_cast<void*>(buffer.bytes()) : &nothing;
   return PyBuffer_FillInfo(view, self, data, static_cast<Py_ssize_t>(buffer.size()), 0, flags);

@@ -93,7 +93,10 @@ class AbstractAccumulator(ABC, Generic[R]):
         """Do what checking and `_apply` do, faster; None, and nothing has happened, if that needs a closer look."""
         if local_step is not None and (type(local_step) is not int or not -MAX_INT64 <= local_step <= MAX_INT64):
             return None
-        worker, sequence, weight, timeout = self._check_terms(worker, sequence, weight, timeout)
+        try:
+            worker, sequence, weight, timeout = self._check_terms(worker, sequence, weight, timeout)
+        except InvalidArgumentError:
+            return None  # the gradient is looked at before its terms
         receipt = self._target.apply_plain(indices, values, local_step, worker, sequence, weight, not copy, timeout)
         if receipt is not None and receipt.status is ApplyStatus.STALE and local_step == 0 and warn_stale:
             self._warn_stale(receipt)

@@ -58,13 +58,13 @@ class SparseGradient:
         (array([1, 3]), array([4., 2.], dtype=float32), array([5, 1]), ('a',))
     """
 
-    __slots__ = ("_shape", "counts", "indices", "num_gradients", "step", "values", "workers")
+    __slots__ = ("counts", "indices", "num_gradients", "shape", "step", "values", "workers")
 
     def __init__(
         self,
         indices: NDArray[np.int64],
         values: NDArray[Any],
-        shape: NDArray[np.int64] | tuple[int, ...],
+        shape: NDArray[np.int64],
         num_gradients: int,
         step: int,
         counts: NDArray[np.int64],
@@ -72,18 +72,11 @@ class SparseGradient:
     ) -> None:
         self.indices = indices
         self.values = values
-        self._shape = shape
+        self.shape = shape
         self.num_gradients = num_gradients
         self.step = step
         self.counts = counts
         self.workers = workers
-
-    @property
-    def shape(self) -> NDArray[np.int64]:
-        """The shape of the table, an array; made when it is first asked for."""
-        if isinstance(self._shape, tuple):
-            self._shape = np.array(self._shape, np.int64)
-        return self._shape
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.indices, self.values, self.shape))

@@ -178,7 +178,7 @@ class Round:
                     marks = marks.judged(sequence, status)
                 if worker is not None:
                     self._membership.join(worker)
-                end = len(self._log)
+                added = (contribution,)
                 if version == self._version:
                     break
             # Commit.
@@ -186,7 +186,7 @@ class Round:
             if worker is not None and sequence is not None:
                 self._marks[worker] = marks
             if status is ApplyStatus.ACCEPTED:
-                self._log[end:] = (contribution,)
+                self._log += added
                 self._count += 1
                 self.budget.log_bytes += contribution.num_bytes
                 self._forms = forms
@@ -422,10 +422,17 @@ class Round:
     def begin_compaction(self, *, above_bytes: int) -> Prefix | None:
         """Return the log for the caller to merge, if it is larger than that and nobody else is at it."""
         with self._lock:
-            if self._is_compacting() or len(self._log) < 2 or self.budget.log_bytes <= above_bytes:
-                return None
-            prefix = Prefix(list(self._log), self._serial)
-            self._compaction = weakref.ref(prefix)
+            while True:
+                version = self._version
+                if self._is_compacting() or len(self._log) < 2 or self.budget.log_bytes <= above_bytes:
+                    return None
+                prefix = Prefix(list(self._log), self._serial)
+                compaction = weakref.ref(prefix)
+                if version == self._version:
+                    break
+            # Commit.
+            self._version += 1
+            self._compaction = compaction
             return prefix
 
     def _is_compacting(self) -> bool:
@@ -437,14 +444,14 @@ class Round:
         num_bytes = sum(contribution.num_bytes for contribution in prefix.contributions)
         line = max(compact_above_bytes, self._compact_from_bytes)
         with self._lock:
-            self._compaction = None
+            # Commit. Nobody else compacts before the end of it: what `length` counts is the prefix until then.
+            self._version += 1
             if prefix.serial == self._serial:
-                # Commit.
-                self._version += 1
                 self.compact_above_bytes = line
                 if merged is not None:
                     self._log[:length] = (merged,)
                     self.budget.log_bytes += merged.num_bytes - num_bytes
+            self._compaction = None
             self.budget.look_again()
 
     # Steps

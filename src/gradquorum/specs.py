@@ -47,7 +47,7 @@ class _MemberSpec:
     def _check_size(self, sizes: tuple[int | None, ...], dtype: np.dtype[Any]) -> None:
         if len(sizes) > _MAX_DIMS:
             raise InvalidArgumentError(f"shape: expected at most {_MAX_DIMS} dims, got {len(sizes)}")
-        known = [size for size in sizes[self._first_dim_of_values :] if size is not None]
+        known = [size for size in sizes[self._first_dim_of_values :] if size]  # NumPy, too, leaves zeros out
         if math.prod(known) * dtype.itemsize > MAX_BYTES:
             raise InvalidArgumentError(f"shape: expected rows of less than 2**63 bytes, got {sizes}")
 
@@ -63,7 +63,7 @@ class _MemberSpec:
         return type(self), (self.dtype, self.shape, self.reduction_type)
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.__reduce__() == other.__reduce__()
+        return self.__reduce__() == other.__reduce__() if isinstance(other, _MemberSpec) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self.__reduce__())
@@ -138,6 +138,9 @@ class Options(_Options):
         """Check options given by name; those that are not have their defaults."""
         self = super().__new__(cls, **options)
         return self._replace(**self._checked())
+
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]:
+        return (), self._asdict()
 
     def _checked(self) -> dict[str, Any]:
         """Return the options that are to be written in another way."""

@@ -116,6 +116,18 @@ def test_check_1_arrays_of_no_other_dtype_are_taken_for_the_accumulator_s(make, 
     assert set(taken) == {acc.dtype}
 
 
+@pytest.mark.parametrize("grad_shape", [None, [5, 1]])
+@pytest.mark.parametrize("terms", [{"weight": 2.0}, {"sequence": 3}, {"timeout": -1}, {"worker": 1.5}])
+def test_gradient_is_checked_before_its_terms(make, grad_shape, terms):
+    acc = make.sparse("float32", (5, 1))
+    with unchanged(acc), pytest.raises(gq.InvalidDTypeError, match="float64"):
+        acc.apply_grad(np.array([0]), np.ones((1, 1)), grad_shape, **terms)
+    with unchanged(acc), pytest.raises(gq.InvalidArgumentError, match="exceeded limits"):
+        acc.apply_grad(np.array([9]), column(1), grad_shape, **terms)
+    with unchanged(acc), pytest.raises(gq.InvalidArgumentError, match=next(iter(terms))):
+        acc.apply_grad(np.array([0]), column(1), grad_shape, **terms)
+
+
 def test_check_5_zero_ids_with_rows_is_refused(make):
     acc = make.sparse("float32", (5, 1))
     with unchanged(acc), pytest.raises(gq.InvalidArgumentError, match="Expected 0 non-empty input values, got 2"):

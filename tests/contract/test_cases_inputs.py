@@ -148,7 +148,9 @@ def test_h1_uint64_rows_are_exceptions_and_the_process_lives(make):
     assert_rows(acc.take_grad(1, timeout=0), [0], [1])
 
 
-@pytest.mark.parametrize("shape", [(5, 2**62), (5, 2**31, 2**31), (None, 2**61), (5, 2**63 - 1)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(5, 2**62), (5, 2**31, 2**31), (None, 2**61), (5, 2**63 - 1), (None, 0, 2**62)], ids=str
+)
 def test_h2_row_beyond_2_to_the_63_bytes_is_refused_at_construction(make, shape):
     with pytest.raises(gq.InvalidArgumentError):
         make.sparse("float32", shape)
