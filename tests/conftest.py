@@ -1,7 +1,8 @@
 """Fixtures, options and profiles shared by all tests.
 
 `engine` and `target` say where an accumulator lives; `make` builds accumulators and groups there. A second engine or a
-further target adds one line here and every contract test runs over it.
+further target adds one line here and every contract test runs over it. The process target's server is in this process,
+so that tests can look into it, or cut off its merges; what others reach it by is all the same.
 """
 
 import itertools
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 import gradquorum as gq
-from tests.support import TARGETS, available_engines
+from tests.support import TARGETS, available_engines, servers
 
 MARKERS = {
     "slow": "takes more than a few seconds; runs under --slow, --require-all or -m slow",
@@ -79,8 +80,19 @@ def pytest_configure(config):
         config.addinivalue_line("filterwarnings", "error")
 
 
+def _is_twin(item):
+    """Whether the test differs from another one only in the engine of a server."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    return (
+        params.get("target", "local") != "local"
+        and params.get("engine", available_engines()[-1]) != available_engines()[-1]
+    )
+
+
 def pytest_collection_modifyitems(config, items):
     for item in items:
+        if _is_twin(item):
+            item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("timeout") is None and item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(600))
     wanted = config.getoption("--slow") or config.getoption("--require-all") or "slow" in config.option.markexpr
@@ -115,9 +127,18 @@ def engine(request):
     return request.param
 
 
+@pytest.fixture(scope="session")
+def server():
+    """One server for all tests, each of which makes rounds of its own there."""
+    with gq.Server() as server:
+        servers[server.address] = server
+        yield server
+
+
 @pytest.fixture(params=TARGETS)
 def target(request):
-    return request.param
+    """What to give as `target=`."""
+    return "local" if request.param == "local" else request.getfixturevalue("server").address
 
 
 @pytest.fixture

@@ -6,13 +6,18 @@ import threading
 import time
 
 import numpy as np
+import pytest
 
 import gradquorum as gq
 import gradquorum.engine
 from gradquorum.engine import ReducerSpec, get_engine
+from gradquorum.targets.local import LocalTarget
 
-TARGETS = ["local"]
+TARGETS = ["local", "process"] if sys.platform == "linux" else ["local"]
 """Where rounds can live; a further target adds its name here."""
+
+servers = {}
+"""The servers of this process by address, for the looks behind the public names."""
 
 TIMEOUT = 20.0
 """Seconds after which any wait in a test has failed."""
@@ -21,6 +26,12 @@ TIMEOUT = 20.0
 def available_engines():
     """Names of the engines that can be made here, the reference first."""
     return sorted(gradquorum.engine.available_engines(), key="native".__eq__)
+
+
+def only_local(reason):
+    """Mark a test of what only the local target promises or shows, and say why."""
+    assert reason
+    return pytest.mark.parametrize("target", ["local"], indirect=True)
 
 
 class Call:
@@ -75,12 +86,20 @@ def wait_until(condition, what="the condition"):
 
 def round_of(acc):
     """Return the state machine of an accumulator (a look behind the public names)."""
-    return acc._target._round
+    target = acc._target
+    if isinstance(target, LocalTarget):
+        return target._round
+    return servers[target.address].rounds._rounds[target.shared_name].round
 
 
 def num_waiting(acc):
     """Number of takes that wait in the queue of the accumulator (a look behind the public names)."""
     return len(round_of(acc)._queue)
+
+
+def num_blocked(acc):
+    """Number of applies that wait for memory (a look behind the public names)."""
+    return len(round_of(acc).budget._line)
 
 
 def wait_for_waiters(acc, count):

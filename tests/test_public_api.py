@@ -34,7 +34,11 @@ NAMES = [
     "ResourceExhaustedError",
     "UnavailableError",
     "StaleGradientWarning",
+    "shared_table",
     "engine_name",
+    "Server",
+    "connect",
+    "attach",
     "__version__",
 ]
 
@@ -45,6 +49,10 @@ TAKE = "self, num_required, name=None, *, timeout=None, exact=False"
 MARKS = "worker=None, sequence=None, weight=1.0, copy=True, timeout=None"
 
 SIGNATURES = {
+    "Server": "address=None, *, authkey=None, max_bytes=None",
+    "Server.close": "self",
+    "connect": "address, authkey=None",
+    "attach": "shared_name, target=None",
     "SparseConditionalAccumulator": "dtype, shape=None, shared_name=None, name='sparse_conditional_accumulator',"
     f" reduction_type='MEAN', *, {OPTIONS}",
     "ConditionalAccumulator": "dtype, shape=None, shared_name=None, name='conditional_accumulator',"

@@ -4,6 +4,8 @@ Workers offer gradients as (indices, values), stale ones are dropped, a taker bl
 and gets their mean. Start with `SparseConditionalAccumulator`.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from gradquorum._version import __version__
 from gradquorum.accumulators import (
     ConditionalAccumulator,
@@ -24,8 +26,13 @@ from gradquorum.errors import (
 )
 from gradquorum.groups import AccumulatorGroup, GroupGradient
 from gradquorum.indexed_slices import IndexedSlices, SparseGradient
+from gradquorum.processes import attach, connect
 from gradquorum.receipts import ApplyReceipt, ApplyStatus
 from gradquorum.specs import DenseSpec, SparseSpec
+from gradquorum.tables import shared_table
+
+if TYPE_CHECKING:
+    from gradquorum.targets.process.server import Server
 
 __all__ = [
     "AccumulatorGroup",
@@ -43,11 +50,24 @@ __all__ = [
     "InvalidArgumentError",
     "InvalidDTypeError",
     "ResourceExhaustedError",
+    "Server",
     "SparseConditionalAccumulator",
     "SparseGradient",
     "SparseSpec",
     "StaleGradientWarning",
     "UnavailableError",
     "__version__",
+    "attach",
+    "connect",
     "engine_name",
+    "shared_table",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load what only some programs need when it is first named."""
+    if name == "Server":
+        from gradquorum.targets.process.server import Server
+
+        return Server
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,9 +36,17 @@ class ConditionalAccumulatorBase(AbstractAccumulator[R], Generic[R]):
         spec = RoundSpec(type(self).__name__, {"": member}, make_options(arguments))
         super().__init__(spec, shared_name, name, arguments["target"])
 
+    _member: Any
+
     @property
     def _only_member(self) -> SparseSpec | DenseSpec:
         return self._spec.members[""]
+
+    @classmethod
+    def _attached(cls, spec: RoundSpec, shared_name: str | None, name: str, target: object) -> Self:
+        self = super()._attached(spec, shared_name, name, target)
+        self._member = self._only_member
+        return self
 
     @property
     def dtype(self) -> np.dtype[Any]:

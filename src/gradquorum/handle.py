@@ -9,7 +9,7 @@ import numbers
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, NoReturn, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from gradquorum.errors import (
     InvalidArgumentError,
     InvalidDTypeError,
     StaleGradientWarning,
+    UnavailableError,
 )
 from gradquorum.receipts import ApplyReceipt, ApplyStatus
 from gradquorum.specs import Options, RoundSpec
@@ -38,7 +39,8 @@ class AbstractAccumulator(ABC, Generic[R]):
     """One handle on a round whose takes return an `R`.
 
     Threads: all methods may be called from any number of threads. A handle on a local round belongs to its
-    process: it does not pickle, and in a forked child its methods raise `ClosedError`.
+    process: it does not pickle, and in a forked child its methods raise `ClosedError`. One on a server's round
+    pickles, and attaches again where it is unpickled; in a forked child its methods raise `ClosedError` as well.
     """
 
     def __init__(self, spec: RoundSpec, shared_name: str | None, name: str, target: object) -> None:
@@ -318,17 +320,32 @@ class AbstractAccumulator(ABC, Generic[R]):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            f"a local {type(self).__name__} lives in its process and does not pickle; use one with a remote target= "
-            "to share it with other processes"
-        )
+    @classmethod
+    def _attached(cls, spec: RoundSpec, shared_name: str | None, name: str, target: object) -> Self:
+        """Return a handle made from a spec that has been checked."""
+        self = cls.__new__(cls)
+        AbstractAccumulator.__init__(self, spec, shared_name, name, target)
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        address = getattr(self._target, "address", None)
+        if address is None:
+            raise TypeError(
+                f"a local {type(self).__name__} lives in its process and does not pickle; use one with a remote "
+                "target= to share it with other processes"
+            )
+        from gradquorum.processes import reattach, spawning_key
+
+        shared_name = self._target.shared_name  # type: ignore[attr-defined]
+        return reattach, (type(self), self._spec, shared_name, self._name, address, spawning_key(address))
 
     def __repr__(self) -> str:
         try:
             state = f"step {self.global_step}, {self.num_accumulated()} accumulated"
         except ClosedError:
             state = "closed" if self.closed else "of another process"
+        except UnavailableError:
+            state = "its server is gone"
         return f"<{self._name} {self._spec.summary()}: {state}>"
 
 

@@ -224,11 +224,20 @@ class Round:
                 waiter = self.budget.wait_for_compaction(handle)
                 deadline = Deadline(deadline.left(_COMPACTION_SECONDS))
             else:
-                stuck = None
-                if self._queue:
-                    stuck = f"the oldest one waits for {self._queue[0].num_required} gradients, {self._count} are here"
-                waiter = self.budget.line_up(handle, num_bytes, deadline, stuck)
+                waiter = self.budget.line_up(handle, num_bytes, deadline, self._stuck())
         self.budget.wait(waiter, deadline)
+
+    def _stuck(self) -> str | None:
+        """Return in words why the oldest take cannot free memory, or None if one can come that does."""
+        if not self._queue:
+            return None
+        return f"the oldest one waits for {self._queue[0].num_required} gradients, {self._count} are here"
+
+    def why_stuck(self) -> str | None:
+        """Return in words why no take can free memory as things are, or None if one can."""
+        with self._lock:
+            self._settle()
+            return None if self.budget.detached_bytes else self._stuck()
 
     # Takes
 

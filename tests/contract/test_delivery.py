@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gradquorum as gq
-from tests.support import TIMEOUT, GatedMerges, accept, apply, assert_rows, failing_merges, unchanged
+from tests.support import TIMEOUT, GatedMerges, accept, apply, assert_rows, failing_merges, only_local, unchanged
 
 
 @pytest.fixture
@@ -27,6 +27,7 @@ def test_take_without_memory_for_the_result_raises_resource_exhausted_or_memory_
         acc.take_grad(1, timeout=0)
 
 
+@only_local("in a server only a lack of memory cuts a merge off")
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt, SystemExit, RuntimeError])
 def test_take_cut_off_during_the_merge_keeps_the_step_advanced_and_the_round(acc, engine, error):
     _lose_one_delivery(acc, engine, error=error)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gradquorum as gq
-from tests.support import accept, apply
+from tests.support import accept, apply, only_local
 
 BASES = {
     gq.InvalidArgumentError: ValueError,
@@ -126,6 +126,7 @@ def test_slices_survive_pickling():
     assert list(clone.dense_shape) == [5, 1]
 
 
+@only_local("handles on a server pickle")
 def test_local_handle_does_not_pickle_and_names_target(make):
     for made in (make.sparse(), make.dense(), make.group({"x": gq.DenseSpec("float32", (1,))})):
         with pytest.raises(TypeError, match="target="):

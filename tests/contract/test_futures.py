@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gradquorum as gq
-from tests.support import TIMEOUT, GatedMerges, accept, apply, assert_rows, unchanged, wait_for_waiters
+from tests.support import TIMEOUT, GatedMerges, accept, apply, assert_rows, only_local, unchanged, wait_for_waiters
 
 
 @pytest.fixture
@@ -106,6 +106,7 @@ def test_submit_take_callback_may_use_the_accumulator(acc):
     assert seen == [(1, True, 1)]
 
 
+@only_local("a take that a server is asked for waits in a thread of its own")
 def test_submit_take_many_waiting_at_once_need_no_thread_each(acc):
     before = threading.active_count()
     futures = [acc.submit_take(1) for _ in range(200)]

@@ -5,7 +5,7 @@ import pytest
 
 import gradquorum as gq
 from gradquorum import ApplyStatus
-from tests.support import TIMEOUT, accept, apply, failing_merges, unchanged, wait_until
+from tests.support import TIMEOUT, accept, apply, failing_merges, num_blocked, unchanged, wait_until
 
 BAD = [np.nan, np.inf, -np.inf]
 
@@ -132,7 +132,7 @@ def full(make):
 
 def test_blocked_apply_waits_until_a_take_makes_room(full, run_thread):
     call = run_thread(apply, full, np.arange(20) + 100, ROWS.repeat(2, 0))
-    wait_until(lambda: call.waiting, "a blocked apply")
+    wait_until(lambda: num_blocked(full) == 1, "a blocked apply")
     assert full.num_accumulated() == 5
     assert full.take_grad(5, timeout=0).num_gradients == 5
     receipt = call.result()
@@ -143,7 +143,7 @@ def test_blocked_apply_waits_until_a_take_makes_room(full, run_thread):
 def test_blocked_apply_is_judged_for_staleness_when_let_in(full, run_thread):
     full.set_global_step(4)
     call = run_thread(apply, full, np.arange(20) + 100, ROWS.repeat(2, 0), local_step=4)
-    wait_until(lambda: call.waiting, "a blocked apply")
+    wait_until(lambda: num_blocked(full) == 1, "a blocked apply")
     full.take_grad(5, timeout=0)
     receipt = call.result()
     assert (receipt.status, receipt.step, receipt.lag) == (ApplyStatus.STALE, 5, 1)
@@ -175,7 +175,7 @@ def test_blocked_apply_that_the_waiting_take_needs_raises_at_once(full):
 
 def test_blocked_apply_ends_when_closed(full, run_thread):
     call = run_thread(apply, full, np.arange(20) + 100, ROWS.repeat(2, 0))
-    wait_until(lambda: call.waiting, "a blocked apply")
+    wait_until(lambda: num_blocked(full) == 1, "a blocked apply")
     full.close()
     with pytest.raises((gq.CancelledError, gq.ClosedError)):
         call.result()

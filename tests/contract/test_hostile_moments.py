@@ -15,7 +15,7 @@ import gradquorum as gq
 from gradquorum import background as background_module
 from gradquorum.records import Prefix
 from gradquorum.targets import local
-from tests.support import TIMEOUT, accept, available_engines, column
+from tests.support import TIMEOUT, accept, available_engines, column, only_local
 
 
 def run_python(code, *arguments):
@@ -56,6 +56,7 @@ def test_methods_called_by_a_signal_handler_neither_block_nor_lose_anything(engi
     assert run_python(SIGNALS, engine).split() == ["True", "True"]
 
 
+@only_local("only there a call can hold the lock of the round")
 def test_wait_in_a_signal_handler_that_interrupted_a_call_is_refused(make):
     acc = make.sparse("float32", (2, 1))
     with acc._target._round._lock, pytest.raises(gq.GradQuorumError, match="signal handler"):
@@ -134,6 +135,7 @@ def test_coroutine_whose_loop_was_closed_leaves_its_round_to_the_next_take(make)
     task._log_destroy_pending = False
 
 
+@only_local("the client of a server has no host")
 def test_take_that_timed_out_keeps_nothing_alive(make):
     gc.collect()
     gc.disable()

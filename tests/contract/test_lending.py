@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gradquorum as gq
-from tests.support import GatedMerges, accept, apply, assert_rows, column, failing_merges
+from tests.support import GatedMerges, accept, apply, assert_rows, column, failing_merges, only_local
 
 
 @pytest.fixture
@@ -23,6 +23,7 @@ def test_copy_by_default_lets_the_caller_reuse_its_arrays_at_once(acc, indices):
     assert_rows(taken, sorted(set(indices)), [2.0 * indices.count(i) for i in sorted(set(indices))])
 
 
+@only_local("what goes to a server is copied")
 def test_lend_of_ascending_ids_reads_the_caller_s_values_and_says_so(acc):
     values = column(2, 4)
     receipt = apply(acc, [0, 3], values, copy=False)
@@ -32,6 +33,7 @@ def test_lend_of_ascending_ids_reads_the_caller_s_values_and_says_so(acc):
     assert_rows(acc.take_grad(1, timeout=0), [0, 3], [7, 4])
 
 
+@only_local("what goes to a server is copied")
 def test_lend_copies_the_ids_always(acc):
     ids = np.array([0, 3])
     assert acc.apply_grad(ids, column(2, 4), copy=False).lent
@@ -56,6 +58,7 @@ def test_lend_of_values_that_must_be_converted_is_right(acc, values):
     assert_rows(acc.take_grad(1, timeout=0), [0, 3], [2, 4])
 
 
+@only_local("what goes to a server is copied")
 def test_lent_array_is_released_after_the_merge_not_when_the_step_advances(acc, engine):
     with GatedMerges(engine) as merges:
         future = acc.submit_take(1)
@@ -75,6 +78,7 @@ def test_lent_array_is_released_by_an_ordinary_take(acc):
     assert receipt.released
 
 
+@only_local("what goes to a server is copied")
 def test_lent_array_is_kept_through_a_failed_merge(acc, engine):
     receipt = accept(acc, [0], [1.0], copy=False)
     with failing_merges(engine), pytest.raises(MemoryError):

@@ -6,6 +6,7 @@ import click
 
 from gradquorum import __version__
 from gradquorum.cli.demo import demo
+from gradquorum.cli.serve import serve
 
 
 @click.group(invoke_without_command=True)
@@ -18,3 +19,4 @@ def gradquorum(context: click.Context) -> None:
 
 
 gradquorum.add_command(demo)
+gradquorum.add_command(serve)

@@ -1,7 +1,8 @@
-"""`gradquorum demo`: word vectors from real text, trained by several threads through one group."""
+"""`gradquorum demo`: word vectors from real text, trained by several threads or processes through one group."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import cast
 
 import click
 
+import gradquorum as gq
 from gradquorum.cli.corpus import MAX_BYTES, Corpus, TextError, python_documentation, read_text
 from gradquorum.cli.report import Report
 from gradquorum.cli.training import Engine, Examples, Progress, Settings, Training
@@ -21,7 +23,8 @@ NUM_NEIGHBOURS = 6
 
 
 @click.command()
-@click.option("--workers", type=click.IntRange(1, 64), default=4, show_default=True, help="Worker threads.")
+@click.option("--workers", type=click.IntRange(1, 64), show_default="4", help="Worker threads.")
+@click.option("--processes", type=click.IntRange(1, 64), metavar="N", help="Worker processes, instead of threads.")
 @click.option(
     "--required",
     type=click.IntRange(1),
@@ -67,7 +70,8 @@ NUM_NEIGHBOURS = 6
 )
 def demo(
     *,
-    workers: int,
+    workers: int | None,
+    processes: int | None,
     required: int | None,
     straggler: int,
     dim: int,
@@ -77,14 +81,20 @@ def demo(
     engine: Engine | None,
     compare: int,
 ) -> None:
-    """Train word vectors on real text with worker threads and a quorum.
+    """Train word vectors on real text with several workers and a quorum.
 
     Every worker computes gradients for its part of the text. A chief takes their mean as soon as enough of
     them have arrived, updates, and publishes the next step; what comes too late is dropped as stale.
     """
     start = time.perf_counter()
-    if required is not None and required > workers:
-        raise click.BadParameter(f"{required} is more than --workers {workers}", param_hint="'--required'")
+    if workers is not None and processes is not None:
+        raise click.BadParameter(
+            "the workers are threads or processes: give one of the two", param_hint="'--processes'"
+        )
+    num_workers = processes or workers or 4
+    if required is not None and required > num_workers:
+        option = "--workers" if processes is None else "--processes"
+        raise click.BadParameter(f"{required} is more than {option} {num_workers}", param_hint="'--required'")
     if engine is not None and engine not in available_engines():
         raise click.BadParameter(f"{engine} is not in this installation", param_hint="'--engine'")
     try:
@@ -93,8 +103,8 @@ def demo(
         raise click.BadParameter(str(error), param_hint="'--text'") from None
     examples = Examples.from_corpus(corpus, seed)
     settings = Settings(
-        workers=workers,
-        required=required or max(workers - 1, 1),
+        workers=num_workers,
+        required=required or max(num_workers - 1, 1),
         straggler=straggler / 1000,
         dim=dim,
         seed=seed,
@@ -105,17 +115,18 @@ def demo(
         f"{len(corpus.ids):,} words of {_name(text)}, {len(corpus.words):,} different; "
         f"{len(examples.pairs):,} pairs of neighbours"
     )
-    _train(examples, settings, epochs or _default_epochs(corpus), report)
-    if compare and workers > 1:
-        _compare_quorums(examples, settings, compare, report)
+    with contextlib.nullcontext() if processes is None else gq.Server() as server:
+        _train(examples, settings, server, epochs or _default_epochs(corpus), report)
+        if compare and num_workers > 1:
+            _compare_quorums(examples, settings, server, compare, report)
     report.line(f"gradquorum demo: succeeded in {time.perf_counter() - start:.0f} s")
 
 
-def _train(examples: Examples, settings: Settings, epochs: int, report: Report) -> None:
+def _train(examples: Examples, settings: Settings, server: gq.Server | None, epochs: int, report: Report) -> None:
     """Train, showing progress, and print what the vectors have learned."""
     quorum = f"quorum {settings.required}; epochs {epochs}"
-    report.line(f"{settings.workers} workers{_sleeping(settings)}; {quorum}; {settings.engine} engine")
-    training = Training(examples, settings)
+    report.line(f"{_workers(settings, server)}{_sleeping(settings)}; {quorum}; {settings.engine} engine")
+    training = Training(examples, settings, server)
     num_pairs = epochs * len(examples.pairs)
     with report.training(training, num_pairs) as on_step:
         training.run(num_pairs=num_pairs, on_step=on_step)
@@ -127,15 +138,17 @@ def _train(examples: Examples, settings: Settings, epochs: int, report: Report) 
     report.nearest(nearest)
 
 
-def _compare_quorums(examples: Examples, settings: Settings, seconds: int, report: Report) -> None:
+def _compare_quorums(
+    examples: Examples, settings: Settings, server: gq.Server | None, seconds: int, report: Report
+) -> None:
     """Train from the start for the same time with all workers required, and with fewer; print both."""
     fewer = min(settings.required, settings.workers - 1)
     rows: list[tuple[str, Progress, float]] = []
     for required in (settings.workers, fewer):
-        training = Training(examples, replace(settings, required=required))
+        training = Training(examples, replace(settings, required=required), server)
         progress = training.run(seconds=seconds)
         rows.append((f"{required} of {settings.workers}", progress, training.held_out_loss()))
-    title = f"after {seconds} s from the start, {settings.workers} workers{_sleeping(settings)}:"
+    title = f"after {seconds} s from the start, {_workers(settings, server)}{_sleeping(settings)}:"
     report.comparison(title, rows)
 
 
@@ -155,6 +168,10 @@ def _name(text: Path | None) -> str:
         return "the Python documentation"
     name = click.format_filename(text)
     return f"the first {MAX_BYTES >> 20} MiB of {name}" if text.stat().st_size > MAX_BYTES else name
+
+
+def _workers(settings: Settings, server: gq.Server | None) -> str:
+    return f"{settings.workers} {'workers' if server is None else 'worker processes'}"
 
 
 def _sleeping(settings: Settings) -> str:

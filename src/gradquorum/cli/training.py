@@ -1,20 +1,21 @@
 """Word vectors trained by many workers: each computes gradients, a chief takes a quorum and updates.
 
-This is the part of the demo to read first: `Training._work` is all that a worker does, `Training.run` all
-that the chief does.
+This is the part of the demo to read first: `Worker` is all that a worker does, `Training.run` all that the chief does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
-from threading import Event, Timer
-from typing import Literal
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from threading import Timer
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 import gradquorum as gq
 from gradquorum.cli.corpus import Corpus, Ids
@@ -24,6 +25,7 @@ from gradquorum.groups import GroupGradient
 Engine = Literal["native", "reference"]
 
 MAX_HELD_OUT = 4096  # pairs
+_NEVER = 2**63 - 1  # a step that nobody publishes
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Settings:
     """How to train.
 
     Attributes:
-        workers: threads that compute gradients.
+        workers: threads or processes that compute gradients.
         required: the quorum, gradients that a step waits for.
         straggler: seconds that the last worker sleeps before each of its gradients.
         dim: numbers in a word vector.
@@ -95,8 +97,58 @@ class Progress:
         return self.stale / max(self.accepted + self.stale, 1)
 
 
+@dataclass(frozen=True)
+class Worker:
+    """One worker, to be called where it works: in a thread of the chief's process, or unpickled in its own.
+
+    Attributes:
+        index: which worker this is.
+        vectors: the tables that the chief updates.
+        stale: for each worker, the gradients that came too late; each entry is written by its worker only.
+    """
+
+    index: int
+    settings: Settings
+    examples: Examples
+    vectors: WordVectors
+    group: gq.AccumulatorGroup
+    stale: npt.NDArray[np.int64]
+
+    def __call__(self) -> None:
+        """Compute gradients for this worker's part of the pairs until the group is closed."""
+        with contextlib.suppress(gq.ClosedError, gq.CancelledError):
+            self._work()
+
+    def _work(self) -> None:
+        group = self.group
+        part = self.examples.pairs[self.index :: self.settings.workers]
+        rng = np.random.default_rng([self.settings.seed, self.index])
+        batches = self.examples.sampler.batches(part, self.settings.batch_size, rng)
+        worker = group.worker(self.index)
+        batch = next(batches)
+        while True:
+            worker.begin()  # remembers the published step: the one of the tables read below
+            if self.index == self.settings.workers - 1:
+                self._straggle()
+            receipt = worker.apply(self.vectors.gradients(batch))
+            if receipt:
+                batch = next(batches)
+                group.wait_published(receipt.step + 1)
+            else:  # stale: nothing is lost, the batch is tried again on the parameters that came instead
+                self.stale[self.index] += 1
+                group.wait_published(receipt.step)
+
+    def _straggle(self) -> None:
+        """Sleep, but not longer than the training lasts."""
+        with contextlib.suppress(gq.DeadlineExceededError):
+            self.group.wait_published(_NEVER, timeout=self.settings.straggler)
+
+
 class Training:
-    """Trains `vectors` on `examples` with a chief and `settings.workers` worker threads.
+    """Trains `vectors` on `examples` with a chief and `settings.workers` workers.
+
+    Without a server the workers are threads. With one they are processes: the group is the server's, and the tables
+    are in shared memory. The chief is in the server's process.
 
     Both tables are members of one group, so a gradient counts for both or for neither.
 
@@ -110,24 +162,26 @@ class Training:
     an older step, and is dropped as stale.
 
     With `order="worker"` a round's rows are added in the order of the workers, not of arrival. When all
-    workers are required, a seed therefore gives the same vectors to the last bit.
+    workers are required, a seed therefore gives the same vectors to the last bit, by threads and by processes.
     """
 
-    def __init__(self, examples: Examples, settings: Settings) -> None:
+    def __init__(self, examples: Examples, settings: Settings, server: gq.Server | None = None) -> None:
         self._examples = examples
-        self._settings = settings
+        self._settings = settings = replace(
+            settings, batch_size=min(settings.batch_size, len(examples.pairs) // settings.workers)
+        )
+        self._server = server
+        zeros: Callable[[tuple[int, ...], Any], npt.NDArray[Any]] = np.zeros if server is None else gq.shared_table
         num_words, dim = len(examples.corpus.words), settings.dim
-        self.vectors = WordVectors(num_words, dim, np.random.default_rng(settings.seed))
+        self.vectors = WordVectors(num_words, dim, np.random.default_rng(settings.seed), zeros)
+        self._stale = zeros((settings.workers,), np.int64)
         self._adagrad = {
             "input": Adagrad(self.vectors.input, settings.learning_rate),
             "output": Adagrad(self.vectors.output, settings.learning_rate),
         }
         spec = gq.SparseSpec(np.float32, (num_words, dim), "MEAN_BY_COUNT")
-        tables = {"input": spec, "output": spec}
-        self._group = gq.AccumulatorGroup(tables, order="worker", engine=settings.engine)
-        self._batch_size = min(settings.batch_size, len(examples.pairs) // settings.workers)
-        self._stale = [0] * settings.workers  # each entry is written by its worker only
-        self._over = Event()
+        make_group = gq.AccumulatorGroup if server is None else server.group
+        self._group = make_group({"input": spec, "output": spec}, order="worker", engine=settings.engine)
 
     def held_out_loss(self) -> float:
         """Return the loss on the pairs that were set aside."""
@@ -142,16 +196,16 @@ class Training:
     ) -> Progress:
         """Make steps until `num_pairs` have been learned from or `seconds` have passed; then end the workers.
 
-        It can be run once.
+        The clock starts when all workers have. It can be run once.
 
         Raises:
-            Exception: whatever a worker failed with. All threads have ended by then.
+            Exception: whatever a worker failed with. All threads and processes have ended by then.
         """
-        num_workers, required = self._settings.workers, self._settings.required
-        progress, start = Progress(), time.perf_counter()
-        with ThreadPoolExecutor(num_workers) as pool, self._group as group, self._time_limit(seconds):
-            workers = [pool.submit(self._work, index) for index in range(num_workers)]
-            for gradients in group.rounds(required):  # each turn is a step, published when its body ends
+        progress = Progress()
+        with self._executor() as executor, self._closed_after(seconds) as begin:
+            workers = [self._start(executor, index) for index in range(self._settings.workers)]
+            start = begin()
+            for gradients in self._group.rounds(self._settings.required):  # each turn is a step, published at its end
                 self._update(gradients)
                 self._account(gradients, progress)
                 progress.seconds = time.perf_counter() - start
@@ -164,6 +218,23 @@ class Training:
         progress.seconds = time.perf_counter() - start
         return progress
 
+    def _executor(self) -> Executor:
+        if self._server is None:
+            return ThreadPoolExecutor(self._settings.workers)
+        return ProcessPoolExecutor(self._settings.workers, get_context("spawn"))
+
+    def _start(self, executor: Executor, index: int) -> Future[None]:
+        """Start a worker. If it fails or dies, the group is closed: that ends the others, and the chief's loop."""
+
+        def close_if_failed(future: Future[None]) -> None:
+            if future.exception():
+                self._group.close(for_all=True)
+
+        worker = Worker(index, self._settings, self._examples, self.vectors, self._group, self._stale)
+        future = executor.submit(worker)
+        future.add_done_callback(close_if_failed)
+        return future
+
     def _update(self, gradients: GroupGradient) -> None:
         """Change the rows that the round touched: their ids come ascending and unique."""
         for table, adagrad in self._adagrad.items():
@@ -173,45 +244,27 @@ class Training:
     def _account(self, gradients: GroupGradient, progress: Progress) -> None:
         progress.steps += 1
         progress.accepted += gradients.num_gradients
-        progress.stale = sum(self._stale)
-        progress.pairs += gradients.num_gradients * self._batch_size
+        progress.stale = int(self._stale.sum())
+        progress.pairs += gradients.num_gradients * self._settings.batch_size
         progress.words = progress.pairs * self._examples.words_per_pair
 
-    @contextmanager
-    def _time_limit(self, seconds: float | None) -> Iterator[None]:
-        """Close the group after `seconds`, also while the chief waits; wake the straggler at the end."""
+    @contextlib.contextmanager
+    def _closed_after(self, seconds: float | None) -> Iterator[Callable[[], float]]:
+        """Close the group at the end, and `seconds` after the beginning also while the chief waits.
+
+        It yields what begins: that waits for the workers and returns the time on the clock.
+        """
         timer = Timer(seconds or 0.0, self._group.close, kwargs={"for_all": True})
-        if seconds is not None:
-            timer.start()
+
+        def begin() -> float:
+            while self._group.num_workers < self._settings.workers and not self._group.closed:
+                time.sleep(0.001)
+            if seconds is not None:
+                timer.start()
+            return time.perf_counter()
+
         try:
-            yield
+            yield begin
         finally:
             timer.cancel()
-            self._over.set()
-
-    def _work(self, index: int) -> None:
-        """Compute gradients for this worker's part of the pairs until the group is closed."""
-        settings, examples, group = self._settings, self._examples, self._group
-        is_straggler = index == settings.workers - 1
-        part = examples.pairs[index :: settings.workers]
-        rng = np.random.default_rng([settings.seed, index])
-        batches = examples.sampler.batches(part, self._batch_size, rng)
-        try:
-            worker = group.worker(index)
-            batch = next(batches)
-            while True:
-                worker.begin()  # remembers the published step: the one of the tables read below
-                if is_straggler:
-                    self._over.wait(settings.straggler)
-                receipt = worker.apply(self.vectors.gradients(batch))
-                if receipt:
-                    batch = next(batches)
-                    group.wait_published(receipt.step + 1)
-                else:  # stale: nothing is lost, the batch is tried again on the parameters that came instead
-                    self._stale[index] += 1
-                    group.wait_published(receipt.step)
-        except (gq.ClosedError, gq.CancelledError):
-            pass  # the training is over
-        except BaseException:
-            group.close(for_all=True)  # ends the chief's loop, which then raises this
-            raise
+            self._group.close(for_all=True)

@@ -6,8 +6,9 @@ one row per look-up, in the order of the look-ups, the same id as often as it wa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -55,9 +56,17 @@ class NegativeSampler:
 class WordVectors:
     """Two tables: a word looked up as a center (`input`), and as a neighbour (`output`)."""
 
-    def __init__(self, num_words: int, dim: int, rng: np.random.Generator) -> None:
-        self.input = rng.uniform(-0.5 / dim, 0.5 / dim, (num_words, dim)).astype(np.float32)
-        self.output = np.zeros((num_words, dim), np.float32)
+    def __init__(
+        self,
+        num_words: int,
+        dim: int,
+        rng: np.random.Generator,
+        zeros: Callable[[tuple[int, ...], Any], npt.NDArray[Any]] = np.zeros,
+    ) -> None:
+        """Make the tables with `zeros(shape, dtype)`."""
+        self.input: Floats = zeros((num_words, dim), np.float32)
+        self.input[...] = rng.uniform(-0.5 / dim, 0.5 / dim, (num_words, dim))
+        self.output: Floats = zeros((num_words, dim), np.float32)
 
     def loss(self, batch: Batch) -> float:
         """Return the mean over the batch of -log sigmoid(true score) - sum of log sigmoid(-false score)."""

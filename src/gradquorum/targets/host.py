@@ -74,8 +74,8 @@ class RoundHost:
 
     # Applies
 
-    def apply(self, handle: Handle, offer: Offer) -> ApplyReceipt:
-        """Put a gradient in order, copy it, and have it judged."""
+    def apply(self, handle: Handle, offer: Offer, deadline: Deadline | None = None) -> ApplyReceipt:
+        """Put a gradient in order, copy it, and have it judged. The deadline is by default that of the offer."""
         self._raise_late_error(offer)
         try:
             contribution = self._contribution(offer)
@@ -85,7 +85,7 @@ class RoundHost:
             names = [self._where(i) or "grad: " for i, block in enumerate(contribution.blocks) if not block.finite]
             raise InvalidArgumentError(f"{''.join(names)}expected finite values, got NaN or infinity")
         try:
-            receipt = self._offer(handle, contribution, offer.local_step, offer.timeout)
+            receipt = self._offer(handle, contribution, offer.local_step, offer.timeout, deadline)
         except FormConflict as conflict:
             self._raise_conflict(offer, conflict.member, conflict.expected)
             raise  # cannot happen: the forms do differ
@@ -136,10 +136,14 @@ class RoundHost:
         return receipt
 
     def _offer(
-        self, handle: Handle, contribution: Contribution, local_step: int | None, timeout: float | None
+        self,
+        handle: Handle,
+        contribution: Contribution,
+        local_step: int | None,
+        timeout: float | None,
+        deadline: Deadline | None = None,
     ) -> ApplyReceipt:
         """Have a contribution judged, when there is room for it."""
-        deadline: Deadline | None = None
         while True:
             receipt = self.round.offer(handle, contribution, local_step)
             if receipt is not None:

@@ -72,6 +72,22 @@ def open_local(spec: RoundSpec, shared_name: str | None) -> LocalTarget:
         return _attach(host, None)
 
 
+def attach_local(shared_name: str) -> tuple[LocalTarget, RoundSpec]:
+    """Attach to the round of that name in this process, and return its spec.
+
+    Raises:
+        InvalidArgumentError: there is none.
+    """
+    with _hosts_lock:
+        host = _hosts.get(shared_name)
+        handle = None if host is None else host.round.open()
+        if host is None or handle is None:
+            raise InvalidArgumentError(
+                f"shared_name {shared_name!r}: expected one that is in use, and this process has no such round"
+            )
+        return _attach(host, handle), host.spec
+
+
 def _attach(host: RoundHost, handle: Handle | None) -> LocalTarget:
     handle = handle or host.round.open()
     assert handle is not None

@@ -1,0 +1,201 @@
+"""Where a server is found: its socket, and the key beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import socket
+import stat
+import tempfile
+
+from gradquorum.errors import InvalidArgumentError, UnavailableError
+
+__all__ = ["Address", "as_path", "dial", "find_key", "know_key", "known_key"]
+
+_KEY_SUFFIX = ".key"
+_KEY_BYTES = 32
+_MAX_KEY_BYTES = 4096
+_MAX_PATH_BYTES = 107
+"""Of a Unix socket on Linux."""
+
+
+_keys: dict[str, bytes] = {}
+"""Keys that the user gave, by path."""
+
+
+def know_key(path: str, key: bytes | None) -> None:
+    """Remember the key of a server; None forgets it, and the file beside the socket counts."""
+    if key is None:
+        _keys.pop(path, None)
+    else:
+        _keys[path] = key
+
+
+def known_key(path: str) -> bytes | None:
+    """Return the key that the user gave for a server."""
+    return _keys.get(path)
+
+
+def find_key(path: str) -> bytes:
+    """Return the key of a server: what the user gave, else what lies beside the socket.
+
+    Raises:
+        UnavailableError: there is none for us.
+    """
+    return known_key(path) or _read_key(path)
+
+
+def as_path(address: str | os.PathLike[str]) -> str:
+    """Return the absolute path of a socket.
+
+    Raises:
+        InvalidArgumentError: there can be no socket of that path.
+    """
+    path = os.path.abspath(os.fspath(address))
+    if len(os.fsencode(path)) + len(_KEY_SUFFIX) > _MAX_PATH_BYTES or "\0" in path:
+        raise InvalidArgumentError(
+            f"address: expected the path of a Unix socket, at most {_MAX_PATH_BYTES - len(_KEY_SUFFIX)} bytes, "
+            f"got {path!r}"
+        )
+    return path
+
+
+def _read_key(path: str) -> bytes:
+    """Return the key that lies beside a socket.
+
+    Raises:
+        UnavailableError: there is none for us.
+    """
+    try:
+        with open(path + _KEY_SUFFIX, "rb") as file:
+            key = file.read(_MAX_KEY_BYTES)
+    except OSError as error:
+        raise UnavailableError(f"no server at {path}, or not one for this user: {error}") from error
+    if not key:
+        raise UnavailableError(f"the server at {path} was given a key: call gradquorum.connect(address, authkey) first")
+    return key
+
+
+def dial(path: str) -> socket.socket:
+    """Return a socket that is connected to a server.
+
+    Raises:
+        UnavailableError: nobody listens there.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(30.0)  # a stopped server's line may be full
+        sock.connect(path)
+    except BaseException as error:
+        sock.close()
+        if isinstance(error, OSError):
+            raise UnavailableError(f"no server at {path}: {error}") from error
+        raise
+    return sock
+
+
+class Address:
+    """The socket of one server, its key file, and its right to be there: a lock on the key file, for its lifetime."""
+
+    def __init__(self, address: str | os.PathLike[str] | None, authkey: bytes | None) -> None:
+        self._directory: str | None = None
+        if address is None:
+            self._directory = tempfile.mkdtemp(prefix="gradquorum-")
+            address = os.path.join(self._directory, "server")
+        try:
+            self.path = as_path(address)
+            self._pid = os.getpid()
+            self._lock = self._lock_key_file()
+            try:
+                self.key = authkey or secrets.token_bytes(_KEY_BYTES)
+                os.ftruncate(self._lock, 0)
+                if authkey is None:
+                    os.write(self._lock, self.key)
+                self.listener = self._listen()
+            except BaseException:
+                _unlink(self.path + _KEY_SUFFIX)
+                os.close(self._lock)
+                raise
+        except BaseException:
+            self._remove_directory()
+            raise
+        know_key(self.path, authkey)
+
+    def _lock_key_file(self) -> int:
+        name = self.path + _KEY_SUFFIX
+        while True:
+            try:
+                lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            except OSError as error:
+                raise InvalidArgumentError(f"address: expected a path where files can be made: {error}") from error
+            try:
+                os.fchmod(lock, 0o600)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(lock), os.stat(name)):
+                        return lock
+            except BlockingIOError:
+                os.close(lock)
+                raise InvalidArgumentError(
+                    f"address: expected one without a server, but a living one has {self.path}"
+                ) from None
+            except BaseException as error:
+                os.close(lock)
+                if isinstance(error, OSError):
+                    raise InvalidArgumentError(f"address: cannot lock {name}: {error}") from error
+                raise
+            os.close(lock)  # a server that was just closed has removed it: make a new one
+
+    def _listen(self) -> socket.socket:
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
+                raise InvalidArgumentError(f"address: {self.path} is there already and is no socket")
+            os.unlink(self.path)  # of a dead server: we hold the lock
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(self.path)
+            os.chmod(self.path, 0o600)  # nobody can connect before listen()
+            listener.listen(1024)
+        except BaseException as error:
+            listener.close()
+            if isinstance(error, OSError):
+                raise InvalidArgumentError(f"address: cannot listen at {self.path}: {error}") from error
+            raise
+        return listener
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this is a forked child of the process that the address belongs to."""
+        return os.getpid() != self._pid
+
+    def remove(self) -> None:
+        """Remove what is in the file system, then free the address. Does nothing in a forked child."""
+        if self.is_foreign:
+            return
+        know_key(self.path, None)
+        _unlink(self.path)
+        _unlink(self.path + _KEY_SUFFIX)
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+        self.listener.close()
+        with contextlib.suppress(OSError):
+            os.close(self._lock)
+        self._remove_directory()
+
+    def forget(self) -> None:
+        """Close the descriptors in a forked child: the address belongs to the parent."""
+        self.listener.close()
+        with contextlib.suppress(OSError):
+            os.close(self._lock)
+
+    def _remove_directory(self) -> None:
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)

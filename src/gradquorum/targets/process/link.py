@@ -1,0 +1,160 @@
+"""The server's side of one connection: one thread that answers one request after the other."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gradquorum.background import background
+from gradquorum.errors import GradQuorumError
+from gradquorum.targets.process.channel import HEARTBEAT_SECONDS, BrokenChannel, Channel
+from gradquorum.targets.process.failures import to_failure
+from gradquorum.targets.process.lending import Blocks
+from gradquorum.targets.process.messages import (
+    FROM_CLIENT,
+    VERSION,
+    Failure,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Retract,
+    Welcome,
+    encode,
+)
+from gradquorum.targets.process.requests import ANSWERS
+from gradquorum.targets.process.taking import Taking
+
+if TYPE_CHECKING:
+    from gradquorum.targets.process.server import Server
+
+__all__ = ["Link"]
+
+_AUTHENTICATE_SECONDS = 2.0
+_RETRACT_SECONDS = 0.1
+"""How long after its acknowledgement a round can be given back, unless the client goes on before."""
+_HEARTBEAT = encode(Heartbeat())
+
+_logger = logging.getLogger("gradquorum")
+
+
+class Link:
+    """One connection and the thread that serves it, which alone touches what is not said to be for others."""
+
+    def __init__(self, server: Server, channel: Channel) -> None:
+        self.server = server
+        self.channel = channel
+        self.session: Any = None
+        """The `Session`, from when the client has said hello."""
+        self.blocks = Blocks()
+        self.taking = Taking(channel, server.memory)
+        self.thread = threading.Thread(target=self._run, name="gradquorum-connection", daemon=True)
+        self._is_anchor = False
+        """Whether the session lives as long as this connection."""
+        self._busy_since: float | None = None
+        """Since when a request waits for its reply. Read by the thread that sends heartbeats."""
+
+    # For other threads
+
+    def beat(self) -> None:
+        """Tell the client that its reply is still to come, if it has waited for a while."""
+        since = self._busy_since
+        if since is not None and time.monotonic() - since >= HEARTBEAT_SECONDS / 2:
+            self.channel.send_at_once(_HEARTBEAT)
+
+    def finish(self) -> None:
+        """Let the thread end once it has sent its reply and, after a take, heard that it arrived."""
+        if not self.taking.in_hand:
+            self.channel.shut_down(socket.SHUT_RD)
+
+    # The thread
+
+    def _run(self) -> None:
+        try:
+            if self._begin():
+                while self._answer() and (not self.server.closing or self.taking.in_hand):
+                    pass
+        except (BrokenChannel, msgspec.MsgspecError, ValueError):
+            pass  # it is gone, or does not speak our language
+        except Exception:
+            _logger.exception("a connection was closed because of an error in the server")
+        finally:
+            self._end()
+
+    def _begin(self) -> bool:
+        """Authenticate the client and add the connection to its session; False if there is none."""
+        background.start()
+        timer = background.call_at(time.monotonic() + _AUTHENTICATE_SECONDS, self.channel.shut_down)
+        try:
+            self.channel.demand_key(self.server.key)
+            hello = FROM_CLIENT.decode(self.channel.receive())
+        finally:
+            background.cancel(timer)
+        if not isinstance(hello, Hello):
+            return False
+        if hello.version != VERSION:
+            error = GradQuorumError(f"the server speaks version {VERSION} of the protocol, the client {hello.version}")
+            self.channel.send(encode(to_failure(error)))
+            return False
+        session = self.server.session(hello.session, self)
+        if session is None:
+            return False
+        self.session = session
+        self._is_anchor = hello.session is None
+        self.channel.send(encode(Welcome(VERSION, session.token)))
+        return True
+
+    def _answer(self) -> bool:
+        """Answer one request; False after a goodbye."""
+        if self.taking.acknowledged and not self.channel.readable(_RETRACT_SECONDS):
+            self.taking.forget()
+        message = FROM_CLIENT.decode(self.channel.receive())
+        self._busy_since = time.monotonic()
+        if isinstance(message, Goodbye):
+            self.session.orderly = True
+            return False
+        if not isinstance(message, Retract):
+            self.taking.forget()
+        reply = self._reply(message)
+        del message
+        if isinstance(reply, Failure):  # what failed has died by now, and with it what it read
+            reply = msgspec.structs.replace(reply, freed=self.blocks.freed())
+        if reply is not None:
+            self._send(*reply) if isinstance(reply, tuple) else self._send(reply)
+        self._busy_since = None
+        return True
+
+    def _reply(self, message: Any) -> Any:
+        answer = ANSWERS.get(type(message))
+        if answer is None:
+            raise BrokenChannel("a second hello")
+        try:
+            return answer(self, message)
+        except (BrokenChannel, msgspec.MsgspecError, ValueError) as error:
+            if not isinstance(error, GradQuorumError):
+                raise  # no way to go on with this client
+            return to_failure(error)
+        except Exception as error:
+            if not isinstance(error, (GradQuorumError, MemoryError)):
+                _logger.exception("a request failed because of an error in the server")
+            return to_failure(error)
+
+    def _send(self, reply: Any, descriptor: int | None = None) -> None:
+        try:
+            self.channel.send(encode(reply), descriptor)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def _end(self) -> None:
+        self.taking.end()
+        self.blocks = Blocks()
+        self.server.remove_link(self)
+        if self._is_anchor:
+            self.server.end_session(self.session)
+        self.channel.close()

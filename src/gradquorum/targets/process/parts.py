@@ -1,0 +1,139 @@
+"""How the arrays of gradients and results lie in memory: one after the other, each aligned, in an order both know.
+
+A gradient has for each sparse member its ids and its values, for each dense one its values. A result has besides,
+for each sparse member, its counts. Nothing but the sizes travels; each side computes the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradquorum.specs import DenseSpec, SparseSpec
+from gradquorum.targets.process.messages import Part, from_text, to_text
+from gradquorum.validation import CheckedDense, CheckedSparse
+
+__all__ = ["arrays_of", "gradient_parts", "late_error_of", "num_bytes_of", "result_arrays", "write"]
+
+_ALIGNMENT = 64
+_INT64 = np.dtype(np.int64)
+
+Spec = SparseSpec | DenseSpec
+
+
+def _add(end: int, shape: Sequence[int], dtype: Any) -> tuple[int, int]:
+    """Return where the next array lies, after those that end there. Python's integers do not overflow."""
+    start = -(-end // _ALIGNMENT) * _ALIGNMENT
+    return start, start + math.prod(shape) * dtype.itemsize
+
+
+def _forms(specs: Sequence[Spec], parts: Sequence[Part], counts: bool) -> list[tuple[tuple[int, ...], Any]]:
+    """Return shape and dtype of each array.
+
+    Raises:
+        ValueError: the parts are not those of such members.
+    """
+    forms: list[tuple[tuple[int, ...], Any]] = []
+    for spec, part in zip(specs, parts, strict=True):
+        rows, shape = part.num_rows, part.shape
+        if isinstance(spec, SparseSpec) is (rows is None):
+            raise ValueError("a part is not of the kind of its member")
+        if shape is None or part.late_error is not None:
+            continue
+        if rows is None:
+            forms.append((shape, spec.dtype))
+            continue
+        forms.append(((rows,), _INT64))
+        forms.append(((rows, *shape), spec.dtype))
+        if counts:
+            forms.append(((rows,), _INT64))
+    return forms
+
+
+def num_bytes_of(specs: Sequence[Spec], parts: Sequence[Part], *, counts: bool = False) -> int:
+    """Return the bytes that the arrays take."""
+    end = 0
+    for shape, dtype in _forms(specs, parts, counts):
+        _, end = _add(end, shape, dtype)
+    return end
+
+
+def arrays_of(
+    memory: NDArray[np.uint8], specs: Sequence[Spec], parts: Sequence[Part], *, counts: bool = False
+) -> list[NDArray[Any]]:
+    """Return the arrays that lie in some memory, as views of it.
+
+    Raises:
+        ValueError: they do not fit into it.
+    """
+    arrays: list[NDArray[Any]] = []
+    end = 0
+    for shape, dtype in _forms(specs, parts, counts):
+        start, end = _add(end, shape, dtype)
+        if end > len(memory):
+            raise ValueError("the arrays do not fit into their memory")
+        arrays.append(memory[start:end].view(dtype).reshape(shape))
+    return arrays
+
+
+def write(memory: NDArray[np.uint8], arrays: Iterable[NDArray[Any]]) -> None:
+    """Write arrays to memory that has room for them."""
+    end = 0
+    for array in arrays:
+        start = -(-end // _ALIGNMENT) * _ALIGNMENT
+        end = start + array.nbytes
+        np.copyto(memory[start:end].view(array.dtype).reshape(array.shape), array)
+
+
+# Gradients
+
+
+def gradient_parts(
+    gradients: Sequence[CheckedSparse | CheckedDense],
+) -> tuple[tuple[Part, ...], list[NDArray[Any]], int]:
+    """Return the parts of a gradient, its arrays in the order in which they lie in memory, and the bytes they take."""
+    parts: list[Part] = []
+    arrays: list[NDArray[Any]] = []
+    for gradient in gradients:
+        row_shape, late = gradient.row_shape, gradient.late_error
+        there = row_shape is not None and late is None
+        words = None if late is None else to_text(late)
+        if isinstance(gradient, CheckedSparse):
+            parts.append(Part(len(gradient.indices), row_shape, words))
+            if there:
+                arrays += gradient[:2]
+        else:
+            parts.append(Part(None, row_shape, words))
+            if there and gradient.value is not None:
+                arrays.append(gradient.value)
+    end = 0
+    for array in arrays:
+        end = -(-end // _ALIGNMENT) * _ALIGNMENT + array.nbytes
+    return tuple(parts), arrays, end
+
+
+# Results
+
+
+def result_arrays(specs: Sequence[Spec], members: Sequence[Any]) -> tuple[tuple[Part, ...], list[NDArray[Any]]]:
+    """Return the parts of a result and its arrays, in the order in which they lie in memory."""
+    parts: list[Part] = []
+    arrays: list[NDArray[Any]] = []
+    for spec, member in zip(specs, members, strict=True):
+        if isinstance(spec, SparseSpec):
+            indices, values, counts = member
+            parts.append(Part(len(indices), values.shape[1:]))
+            arrays += (indices, values, counts)
+        else:
+            parts.append(Part(None, member.shape))
+            arrays.append(member)
+    return tuple(parts), arrays
+
+
+def late_error_of(part: Part) -> str | None:
+    """Return what a client found wrong with a part, unless the round's row shape is violated too."""
+    return None if part.late_error is None else from_text(part.late_error)

@@ -1,0 +1,139 @@
+"""The client's side of an apply: repeats are merged, then the gradient is written once, to where the server reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradquorum.engine import ReducerSpec, get_engine
+from gradquorum.errors import no_memory
+from gradquorum.receipts import ApplyReceipt, ApplyStatus
+from gradquorum.specs import RoundSpec, SparseSpec
+from gradquorum.targets.interface import Offer
+from gradquorum.targets.process import messages as m
+from gradquorum.targets.process.channel import BrokenChannel
+from gradquorum.targets.process.client import Client
+from gradquorum.targets.process.connection import Connection
+from gradquorum.targets.process.failures import to_error
+from gradquorum.targets.process.parts import gradient_parts, write
+from gradquorum.validation import CheckedDense, CheckedSparse
+
+__all__ = ["Sender"]
+
+INLINE_BYTES = 1 << 12
+"""Up to here a gradient travels within the message."""
+_STATUSES = tuple(ApplyStatus)
+_MAX_SPARE = 4096
+
+
+class Sender:
+    """Sends the gradients of one handle. Nothing here changes after `__init__`."""
+
+    def __init__(self, client: Client, handle: int, spec: RoundSpec) -> None:
+        self._client = client
+        self._handle = handle
+        self._members = tuple(spec.members.values())
+        engine = get_engine(spec.options.engine)
+        self._reducers = [
+            engine.sparse_reducer(ReducerSpec(reducer.dtype, reducer.dtype, "SUM", reducer.num_threads))
+            # What is added up in a wider dtype must not be rounded on its way: the server merges its repeats.
+            if isinstance(member, SparseSpec) and reducer.dtype == reducer.accumulate_dtype
+            else None
+            for member, reducer in zip(self._members, spec.reducer_specs(), strict=True)
+        ]
+
+    def apply(self, offer: Offer) -> ApplyReceipt:
+        """Offer a gradient. Nothing is lent: the caller may write to its arrays at once.
+
+        Raises:
+            GradQuorumError: what a local apply raises.
+            UnavailableError: the server is gone.
+        """
+        try:
+            gradients = [self._merged(*one) for one in zip(self._reducers, offer.gradients, strict=True)]
+        except MemoryError as error:
+            raise no_memory(error) from error
+        parts, arrays, num_bytes = gradient_parts(gradients)
+        connection = self._client.check_out()
+        try:
+            reply = self._exchange(connection, offer, parts, num_bytes, arrays)
+        except BaseException as error:
+            connection.channel.close()
+            if isinstance(error, BrokenChannel):
+                self._client.fail(error)
+            raise
+        self._client.check_in(connection)
+        if type(reply) is m.Failure:
+            raise to_error(reply)
+        first = None if reply.first_status is None else _STATUSES[reply.first_status]
+        return ApplyReceipt(_STATUSES[reply.status], reply.step, reply.lag, reply.num_accumulated, first_status=first)
+
+    def _merged(self, reducer: Any, gradient: CheckedSparse | CheckedDense) -> CheckedSparse | CheckedDense:
+        """Return a gradient with its ids ascending and each once, so that the server can lend it to the round."""
+        if reducer is None or gradient.row_shape is None or not isinstance(gradient, CheckedSparse):
+            return gradient
+        indices, values = gradient.indices, gradient.values
+        if len(indices) < 2 or bool((indices[1:] > indices[:-1]).all()):
+            return gradient
+        block = reducer.block(indices, values)
+        indices, values, _ = reducer.merge([block], gradient.row_shape, 1)
+        return gradient._replace(indices=indices, values=values)
+
+    def _exchange(
+        self,
+        connection: Connection,
+        offer: Offer,
+        parts: tuple[m.Part, ...],
+        num_bytes: int,
+        arrays: Sequence[NDArray[Any]],
+    ) -> Any:
+        block: int | None = None
+        inline: bytearray | None = None
+        if num_bytes > INLINE_BYTES:
+            block = self._block(connection, num_bytes, offer.timeout)
+            if isinstance(block, m.Failure):
+                return block
+            write(connection.free[block], arrays)
+            connection.lent[block] = connection.free.pop(block)
+        elif num_bytes:
+            inline = bytearray(num_bytes)
+            write(np.frombuffer(inline, np.uint8), arrays)
+        worker = None if offer.worker is None else m.to_worker(offer.worker)
+        message = m.Apply(
+            self._handle,
+            block,
+            None if inline is None else bytes(inline),
+            parts,
+            offer.local_step,
+            worker,
+            offer.sequence,
+            offer.weight,
+            offer.timeout,
+        )
+        reply = self._client.exchange(connection, message, outcome_known=False)
+        if type(reply) is m.Judged:
+            connection.give_back(reply.freed, reply.reclaimed)
+        return reply
+
+    def _block(self, connection: Connection, num_bytes: int, timeout: float | None) -> Any:
+        """Return the smallest free block that is large enough, or a new one, or the server's refusal."""
+        free = connection.free
+        large = [number for number, memory in free.items() if len(memory) >= num_bytes]
+        if large:
+            return min(large, key=lambda number: len(free[number]))
+        # Blocks that are too small are given back: the gradients of a worker are of about one size.
+        spare = tuple(list(free)[:_MAX_SPARE])
+        reply = self._client.exchange(connection, m.Lend(self._handle, _rounded(num_bytes), timeout, spare))
+        for number in spare:
+            del free[number]
+        if type(reply) is m.Failure:
+            return reply
+        return connection.add_block(reply)
+
+
+def _rounded(num_bytes: int) -> int:
+    """Return a size with some room, so that gradients of about one size share blocks."""
+    return -(-num_bytes * 9 // (8 * 4096)) * 4096

@@ -1,0 +1,287 @@
+"""The server: hosts rounds by name for the processes of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from multiprocessing import util
+from typing import TYPE_CHECKING, Any, Self
+
+from gradquorum.errors import GradQuorumError, InvalidArgumentError
+from gradquorum.specs import RoundSpec
+from gradquorum.targets.process.address import Address
+from gradquorum.targets.process.channel import HEARTBEAT_SECONDS, Channel
+from gradquorum.targets.process.hosted import HostedTarget, Rounds
+from gradquorum.targets.process.link import Link
+from gradquorum.targets.process.memory import SharedMemory
+from gradquorum.targets.process.session import Session
+
+if TYPE_CHECKING:
+    from gradquorum.accumulators import ConditionalAccumulator, SparseConditionalAccumulator
+    from gradquorum.groups import AccumulatorGroup
+
+__all__ = ["Server"]
+
+_NO_DESCRIPTOR_SECONDS = 0.1
+_CLOSE_SECONDS = 5.0
+"""How long those who are about to receive a round may take to acknowledge it."""
+
+_servers: weakref.WeakSet[Server] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for server in list(_servers):
+        server._forget()
+    _servers.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class Server:
+    """Hosts accumulators and groups that other processes of this machine use by `target=address, shared_name=...`.
+
+    It serves from threads of this process, from the moment it is made until `close()`, the end of the ``with`` block
+    or the end of the process. The rounds live here: a client that dies takes nothing with it but what it had not
+    committed. A round closes with its last handle, unless that handle's process died: then it stays, with its step
+    and its marks, until somebody attaches again and closes it, or the server is closed.
+
+    Args:
+        address: path of the Unix socket; None for one in a new directory of its own. What a dead server left there
+            is replaced.
+        authkey: what clients must know, bytes; None makes a key and keeps it in a file of mode 0600 beside the socket,
+            where every process of this user finds it.
+        max_bytes: budget for shared memory and for what all rounds hold; None without one. What does not fit is
+            refused with `ResourceExhaustedError`, or waits where the accumulator was made with ``on_full="block"``.
+
+    Raises:
+        InvalidArgumentError: there is a living server at the address, or an argument cannot be.
+        GradQuorumError: this is not Linux.
+
+    Threads:
+        All methods may be called from any thread. One thread for each connection; idle ones cost nothing.
+
+    Example:
+        >>> import gradquorum as gq
+        >>> with gq.Server() as server:
+        ...     acc = gq.SparseConditionalAccumulator("float32", (5, 1), "emb", target=server.address)
+        ...     _ = acc.apply_grad([3], [[1.0]])
+        ...     print(gq.attach("emb", server.address).take_grad(1).indices)
+        [3]
+    """
+
+    def __init__(
+        self,
+        address: str | os.PathLike[str] | None = None,
+        *,
+        authkey: bytes | None = None,
+        max_bytes: int | None = None,
+    ) -> None:
+        if sys.platform != "linux":
+            raise GradQuorumError(f"several processes need Linux, and this is {sys.platform}; use the local target")
+        if authkey is not None and (not isinstance(authkey, bytes) or not authkey):
+            raise InvalidArgumentError("authkey: expected bytes, at least one, or None")
+        if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
+            raise InvalidArgumentError(f"max_bytes: expected 1 or more, or None; got {max_bytes!r}")
+        self.rounds = Rounds()
+        self.memory = SharedMemory()
+        self.max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._links: set[Link] = set()
+        """Guarded by _lock, like all that follows."""
+        self._sessions: dict[bytes, Session] = {}
+        self._closing = False
+        self._ended = threading.Event()
+        self._place = Address(address, authkey)
+        try:
+            for work, name in ((self._accept, "accept"), (self._keep_pace, "heartbeat")):
+                threading.Thread(target=work, name=f"gradquorum-{name}", daemon=True).start()
+        except BaseException:
+            self.close()
+            raise
+        self._finalizer = util.Finalize(None, self.close, exitpriority=1)
+        _servers.add(self)
+
+    # Public
+
+    @property
+    def address(self) -> str:
+        """The absolute path of the socket: what clients give as `target`."""
+        return self._place.path
+
+    def accumulator(
+        self, dtype: Any, shape: Any = None, shared_name: str | None = None, *, dense: bool = False, **options: Any
+    ) -> SparseConditionalAccumulator | ConditionalAccumulator:
+        """Return an accumulator on a round of this server, for this process: its calls do not leave it.
+
+        It pickles, and attaches over the socket where it is unpickled.
+
+        Args:
+            dtype: as for the class, like all that follows.
+            shape: of the table, or of the whole gradient.
+            shared_name: None makes a name that nobody else has.
+            dense: make a `ConditionalAccumulator`.
+            options: of the class.
+        """
+        from gradquorum.accumulators import ConditionalAccumulator, SparseConditionalAccumulator
+
+        kind = ConditionalAccumulator if dense else SparseConditionalAccumulator
+        return kind(dtype, shape, shared_name, target=self, **options)
+
+    def group(self, members: Mapping[str, Any], shared_name: str | None = None, **options: Any) -> AccumulatorGroup:
+        """Return a group on a round of this server, for this process, as `accumulator` does."""
+        from gradquorum.groups import AccumulatorGroup
+
+        return AccumulatorGroup(members, shared_name, target=self, **options)
+
+    def close(self) -> int:
+        """Close all rounds, end all conversations and remove the socket; closing again does nothing.
+
+        Waiting takes, here and in other processes, end with `CancelledError`, later calls with `ClosedError`.
+
+        Returns:
+            How many accepted, not delivered gradients that discarded.
+        """
+        with self._lock:
+            if self._closing:
+                return 0
+            self._closing = True
+        self._place.remove()
+        count = self.rounds.close_all()
+        for session in self._snapshot()[1]:
+            session.say_bye()
+        for link in self._snapshot()[0]:
+            link.finish()
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        for link in self._snapshot()[0]:
+            link.thread.join(max(deadline - time.monotonic(), 0.0))
+        for link in self._snapshot()[0]:
+            link.channel.shut_down()
+            link.thread.join(1.0)
+        self._ended.set()
+        with contextlib.suppress(AttributeError):
+            self._finalizer.cancel()
+        return count
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Server at {self.address}: {'closed' if self._closing else f'{len(self.rounds.all())} rounds'}>"
+
+    # For the rest of the package
+
+    @property
+    def key(self) -> bytes:
+        """What clients must know."""
+        return self._place.key
+
+    @property
+    def closing(self) -> bool:
+        """Whether it has been closed."""
+        return self._closing
+
+    def open(self, spec: RoundSpec | None, shared_name: str) -> HostedTarget:
+        """Return a handle of this process."""
+        if self._place.is_foreign:
+            raise InvalidArgumentError("target: this server belongs to the parent process; use its address")
+        return HostedTarget(self.rounds, shared_name, spec, self.address)
+
+    @property
+    def held_bytes(self) -> int:
+        """Shared memory, and what the rounds hold outside of it."""
+        links, _ = self._snapshot()
+        lent = sum(link.blocks.lent_bytes for link in links)
+        return self.memory.num_bytes + max(sum(hosted.held_bytes for hosted in self.rounds.all()) - lent, 0)
+
+    def reclaim(self) -> None:
+        """Give the system back the memory of gradients that have been merged."""
+        for link in self._snapshot()[0]:
+            link.blocks.reclaim()
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether a round has arrived and may still be given back."""
+        return any(link.taking.acknowledged for link in self._snapshot()[0])
+
+    def wait(self, seconds: float) -> None:
+        """Wait, or until the server is closed."""
+        self._ended.wait(seconds)
+
+    def session(self, token: bytes | None, link: Link) -> Session | None:
+        """Return a new session for None, that of a token, or None if it has ended."""
+        with self._lock:
+            if token is None:
+                session = Session(self.rounds, secrets.token_bytes(16), link.channel)
+                self._sessions[session.token] = session
+                return session
+            return self._sessions.get(token)
+
+    def end_session(self, session: Session) -> None:
+        """End a session, and its other connections with it."""
+        with self._lock:
+            self._sessions.pop(session.token, None)
+            # While closing, each still sends its reply; then it ends by itself.
+            links = [] if self._closing else [link for link in self._links if link.session is session]
+        session.end()
+        for link in links:
+            link.channel.shut_down()
+
+    def remove_link(self, link: Link) -> None:
+        """Forget a connection that has ended."""
+        with self._lock:
+            self._links.discard(link)
+
+    # Threads
+
+    def _snapshot(self) -> tuple[list[Link], list[Session]]:
+        with self._lock:
+            return list(self._links), list(self._sessions.values())
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._place.listener.accept()
+            except OSError as error:
+                if self._closing or error.errno in (errno.EINVAL, errno.EBADF):
+                    return
+                if error.errno != errno.ECONNABORTED:  # no descriptors, no memory: others may free some
+                    self._ended.wait(_NO_DESCRIPTOR_SECONDS)
+                continue
+            self._welcome(sock)
+
+    def _welcome(self, sock: socket.socket) -> None:
+        channel = Channel(sock)
+        link = Link(self, channel)
+        with self._lock:
+            if not self._closing:
+                self._links.add(link)
+                with contextlib.suppress(RuntimeError):  # no more threads to be had
+                    link.thread.start()
+                    return
+                self._links.discard(link)
+        channel.close()
+
+    def _keep_pace(self) -> None:
+        """Tell those who have waited for a while that their reply is still to come."""
+        while not self._ended.wait(HEARTBEAT_SECONDS):
+            for link in self._snapshot()[0]:
+                link.beat()
+
+    def _forget(self) -> None:
+        """Close in a forked child what belongs to the parent."""
+        self._closing = True
+        self._place.forget()
+        for link in list(self._links):
+            link.channel.forget()

@@ -1,0 +1,47 @@
+"""Specs of rounds as messages, and back."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradquorum.errors import InvalidArgumentError
+from gradquorum.specs import DenseSpec, Options, RoundSpec, SparseSpec
+from gradquorum.targets.process.messages import MemberSpec, Spec, from_text, to_text
+
+__all__ = ["from_spec", "to_spec"]
+
+
+def to_spec(spec: RoundSpec) -> Spec:
+    """Return the spec of a round as it travels."""
+    members = tuple(
+        MemberSpec(
+            to_text(name),
+            isinstance(member, SparseSpec),
+            to_text(member.dtype.name),
+            member.shape,
+            to_text(member.reduction_type),
+        )
+        for name, member in spec.members.items()
+    )
+    options = spec.options._asdict()
+    words = {name: value.name if isinstance(value, np.dtype) else value for name, value in options.items()}
+    return Spec(to_text(spec.kind), members, words)
+
+
+def from_spec(spec: Spec) -> RoundSpec:
+    """Return the spec of a round that has travelled, checked as that of a local one is.
+
+    Raises:
+        InvalidArgumentError: there can be no such round.
+    """
+    unknown = set(spec.options) - set(Options._fields)
+    if unknown:
+        raise InvalidArgumentError(f"options: expected those of this release, got {sorted(unknown)}")
+    if not spec.members:
+        raise InvalidArgumentError("members: expected at least one")
+    members: dict[str, SparseSpec | DenseSpec] = {}
+    for member in spec.members:
+        kind = SparseSpec if member.sparse else DenseSpec
+        reduction = from_text(member.reduction_type)
+        members[from_text(member.name)] = kind(from_text(member.dtype), member.shape, reduction)
+    return RoundSpec(from_text(spec.kind), members, Options(**spec.options))

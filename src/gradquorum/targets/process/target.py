@@ -1,0 +1,321 @@
+"""The process target: a handle on a round that lives in a server."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import functools
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from gradquorum.errors import ClosedError, GradQuorumError, UnavailableError
+from gradquorum.receipts import ApplyReceipt
+from gradquorum.specs import RoundSpec, SparseSpec
+from gradquorum.targets import local
+from gradquorum.targets.interface import AbstractTarget, Merged, Offer
+from gradquorum.targets.process import messages as m
+from gradquorum.targets.process.channel import BrokenChannel
+from gradquorum.targets.process.client import Client, client_of
+from gradquorum.targets.process.connection import Connection
+from gradquorum.targets.process.failures import to_error
+from gradquorum.targets.process.memory import as_bytes, map_private
+from gradquorum.targets.process.parts import arrays_of
+from gradquorum.targets.process.sending import Sender
+from gradquorum.targets.process.specs import from_spec, to_spec
+from gradquorum.targets.process.waiting import FutureTake, Handover, WaitingTake
+
+__all__ = ["ProcessTarget", "open_remote"]
+
+T = TypeVar("T")
+
+_CANCEL_SECONDS = 1.0
+"""How long a cancelled coroutine waits to hear that its take has ended."""
+
+_logger = logging.getLogger("gradquorum")
+
+
+def open_remote(address: str, shared_name: str, spec: RoundSpec | None) -> ProcessTarget:
+    """Create a round in a server, or attach to the one of that name.
+
+    Args:
+        address: the server's.
+        shared_name: the round's.
+        spec: None to attach to whatever it is.
+
+    Raises:
+        UnavailableError: there is no server.
+        InvalidArgumentError: the round of that name was made from another spec, or there is none to attach to.
+    """
+    client = client_of(address)
+    opened = client.call(m.Open(m.to_text(shared_name), None if spec is None else to_spec(spec)))
+    return ProcessTarget(client, shared_name, opened, spec or from_spec(opened.spec))
+
+
+class ProcessTarget(AbstractTarget):
+    """One handle on a round of a server."""
+
+    def __init__(self, client: Client, shared_name: str, opened: m.Opened, spec: RoundSpec) -> None:
+        self._client = client
+        self._handle = handle = opened.handle
+        self._closed = False
+        self.engine_name = m.from_text(opened.engine_name)
+        self.address = client.path
+        self.shared_name = shared_name
+        self.spec = spec
+        self._members = tuple(spec.members.values())
+        self._sender = Sender(client, handle, spec)
+        weakref.finalize(self, client.dropped.append, handle).atexit = False
+
+    def _call(self, message: Any) -> Any:
+        return self._client.call(message)
+
+    def _check_open(self) -> None:
+        self._client.check()
+        if self._closed:
+            raise ClosedError("this handle has been closed; make a new accumulator or group to go on")
+
+    # Applies
+
+    def apply(self, offer: Offer) -> ApplyReceipt:
+        self._check_open()
+        return self._sender.apply(offer)
+
+    # Takes. A round is delivered when the server hears that it arrived. An exception after that, until the result
+    # is returned, leads to `retract`: the server keeps the round for the next take after all.
+
+    def take(self, num_required: int, timeout: float | None, exact: bool, build: Callable[[Merged], T]) -> T:
+        self._check_open()
+        self._reclaim()
+        client = self._client
+        connection = client.check_out()
+        number = connection.begin_take()
+        try:
+            client.send(connection, m.Take(self._handle, number, num_required, timeout, exact, announce=False))
+            reply = self._receive(connection, num_required)
+            if type(reply) is m.Taken:
+                result = build(self._merged(connection, reply))
+                self._acknowledge(connection)
+                return result
+        except BaseException:
+            client.give_up(connection)
+            raise
+        client.check_in(connection)
+        raise to_error(reply)
+
+    def _receive(self, connection: Connection, num_required: int, on_detached: Callable[[], None] | None = None) -> Any:
+        """Return the reply to a take."""
+        since = time.monotonic()
+
+        def log() -> float:
+            self._log_waiting(num_required, since)
+            return time.monotonic() + local.NEXT_LOG_SECONDS
+
+        try:
+            return self._client.receive(connection, since + local.FIRST_LOG_SECONDS, log, on_detached)
+        except BrokenChannel as error:
+            self._client.fail(error)
+
+    def _acknowledge(self, connection: Connection) -> None:
+        """Say that the round has arrived. If the server is gone, nobody else can get it."""
+        try:
+            # Signals, and with them Ctrl-C, come to the main thread only.
+            final = threading.current_thread() is not threading.main_thread()
+            self._client.exchange(connection, m.Acknowledge(reply=True, final=final))
+        except UnavailableError:
+            connection.channel.close()
+        else:
+            self._client.check_in(connection)
+
+    def _log_waiting(self, num_required: int, since: float) -> None:
+        with contextlib.suppress(Exception):  # neither a handler of the user's nor the server may end the take
+            figures = self._call(m.Ask(self._handle, "figures"))
+            _logger.warning(
+                "take_grad has waited %.0f s: have %d, need %d at step %d; %d dropped as stale since the round began",
+                time.monotonic() - since,
+                figures.have,
+                num_required,
+                figures.step,
+                figures.num_stale,
+            )
+
+    def _merged(self, connection: Connection, taken: m.Taken) -> Merged:
+        """Return a round that has arrived, its arrays where they arrived."""
+        memory: Any = taken.inline
+        if memory is None:
+            try:
+                descriptor = connection.channel.receive_descriptor()
+            except BrokenChannel as error:
+                self._client.fail(error)
+            try:
+                memory = map_private(descriptor, taken.num_bytes)
+            finally:
+                os.close(descriptor)
+        arrays = iter(arrays_of(as_bytes(memory), self._members, taken.parts, counts=True))
+        members = [
+            (next(arrays), next(arrays), next(arrays)) if isinstance(member, SparseSpec) else next(arrays)
+            for member in self._members
+        ]
+        workers = tuple(m.from_worker(worker) for worker in taken.workers)
+        return Merged(members, taken.num_gradients, taken.step, workers)
+
+    def submit_take(
+        self, num_required: int, timeout: float | None, exact: bool, build: Callable[[Merged], T]
+    ) -> concurrent.futures.Future[T]:
+        connection = self._queue(num_required, timeout, exact)
+        future: FutureTake[T] = FutureTake()
+
+        def on_reply(connection: Connection, reply: Any) -> None:
+            if type(reply) is m.Taken:
+                result = build(self._merged(connection, reply))
+                self._acknowledge(connection)
+                future.set_result(result)
+            else:
+                self._client.check_in(connection)
+                future.set_exception(to_error(reply))
+
+        job: WaitingTake[T] = WaitingTake(
+            self._client,
+            connection,
+            functools.partial(self._receive, num_required=num_required),
+            on_reply,
+            future.set_exception,
+        )
+        future.withdraw = job.withdraw
+        job.start()
+        return future
+
+    async def take_async(
+        self, num_required: int, timeout: float | None, exact: bool, build: Callable[[Merged], T]
+    ) -> T:
+        import asyncio
+
+        connection = self._queue(num_required, timeout, exact)
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Future[tuple[Connection, T]] = loop.create_future()
+        handover: Handover[T] = Handover(loop, arrived)
+        self._client.handovers.add(handover)
+
+        def on_reply(connection: Connection, reply: Any) -> None:
+            if type(reply) is m.Taken:
+                handover.offer(connection, build(self._merged(connection, reply)))
+                self._client.check_in(connection)
+            else:
+                self._client.check_in(connection)
+                handover.fail(to_error(reply))
+
+        job: WaitingTake[T] = WaitingTake(
+            self._client,
+            connection,
+            functools.partial(self._receive, num_required=num_required),
+            on_reply,
+            handover.fail,
+        )
+        handover.job = job
+        try:
+            job.start()
+            connection, result = await arrived
+            self._client.send(connection, m.Acknowledge(reply=False, final=False))
+            handover.accept()
+            return result
+        except BaseException:
+            if not job.withdraw(_CANCEL_SECONDS):
+                handover.refuse()
+            raise
+        finally:
+            self._client.handovers.discard(handover)
+
+    def _queue(self, num_required: int, timeout: float | None, exact: bool) -> Connection:
+        """Put a take that nobody blocks on in the queue, and return the connection over which it is answered."""
+        self._check_open()
+        self._reclaim()
+        client = self._client
+        connection = client.check_out()
+        number = connection.begin_take()
+        try:
+            message = m.Take(self._handle, number, num_required, timeout, exact, announce=True)
+            reply = client.exchange(connection, message)
+        except BaseException:
+            client.give_up(connection)
+            raise
+        if type(reply) is m.Failure:
+            client.check_in(connection)
+            raise to_error(reply)
+        return connection
+
+    def _reclaim(self) -> None:
+        """Give back the rounds of coroutines whose event loop was closed under them."""
+        for handover in tuple(self._client.handovers):
+            handover.reclaim()
+
+    # All the rest is the round's own
+
+    def _ask(self, what: str) -> int:
+        number: int = self._call(m.Ask(self._handle, what)).value
+        return number
+
+    def num_accumulated(self) -> int:
+        return self._ask("num_accumulated")
+
+    @property
+    def global_step(self) -> int:
+        return self._ask("global_step")
+
+    def set_global_step(self, step: int) -> int:
+        return int(self._call(m.SetStep(self._handle, step)).value)
+
+    @property
+    def published_step(self) -> int:
+        return self._ask("published_step")
+
+    def publish(self, step: int | None, *, only_raise: bool = False) -> int:
+        return int(self._call(m.Publish(self._handle, step, only_raise)).value)
+
+    def wait_published(self, step: int, timeout: float | None) -> int:
+        return int(self._call(m.WaitPublished(self._handle, step, timeout)).value)
+
+    def join(self, worker: int | str) -> None:
+        self._call(m.Member(self._handle, "join", m.to_worker(worker)))
+
+    def leave(self, worker: int | str) -> None:
+        with contextlib.suppress(UnavailableError, ClosedError):  # then it has left already
+            self._call(m.Member(self._handle, "leave", m.to_worker(worker)))
+
+    def last_sequence(self, worker: int | str) -> int:
+        return int(self._call(m.Member(self._handle, "last_sequence", m.to_worker(worker))).value)
+
+    @property
+    def num_workers(self) -> int:
+        return self._ask("num_workers")
+
+    @property
+    def num_undelivered(self) -> int:
+        self._reclaim()
+        return self._ask("num_undelivered")
+
+    def discard(self) -> int:
+        return self._ask("discard")
+
+    def close(self, for_all: bool) -> int:
+        if self._closed:
+            return 0
+        if self._client.ended:
+            self._closed = True
+            return 0
+        try:
+            count = int(self._call(m.Close(self._handle, for_all)).value)
+        except (UnavailableError, ClosedError):
+            count = 0
+        self._closed = True
+        return count
+
+    @property
+    def closed(self) -> bool:
+        if not self._closed and not self._client.ended:
+            with contextlib.suppress(GradQuorumError):
+                self._closed = bool(self._ask("closed"))
+        return self._closed or self._client.was_closed

@@ -1,0 +1,179 @@
+"""Takes that nobody blocks on: each waits in a thread of its own, and hands its result to a future or a coroutine."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from gradquorum.targets.process import messages as m
+from gradquorum.targets.process.channel import BrokenChannel
+from gradquorum.targets.process.client import Client
+from gradquorum.targets.process.connection import Connection
+
+__all__ = ["FutureTake", "Handover", "WaitingTake"]
+
+T = TypeVar("T")
+
+_WITHDRAW_SECONDS = 30.0
+_LOOK_UP_SECONDS = 1.0
+_RECLAIM_SECONDS = 1.0
+
+
+class WaitingTake(Generic[T]):
+    """A take that waits in a thread. Its outcome comes in that thread.
+
+    Guarded by ``_lock``: ``_answered``.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        connection: Connection,
+        wait: Callable[..., Any],
+        on_reply: Callable[[Connection, Any], None],
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        """Prepare a take.
+
+        Args:
+            client: whose connection it uses.
+            connection: over which the take was queued. It is ours from here on.
+            wait: returns the reply that comes over it, and calls `on_detached` meanwhile.
+            on_reply: takes over the connection and the reply.
+            on_error: is told why there is none.
+        """
+        self._client = client
+        self._work: Any = (wait, on_reply, on_error)
+        self._lock = threading.Lock()
+        self._answered = False
+        self._withdrawn = False
+        self._ended = threading.Event()
+        self.done = threading.Event()
+        self._connection = connection
+
+    def start(self) -> None:
+        """Start the thread."""
+        try:
+            threading.Thread(target=self._run, name="gradquorum-take", daemon=True).start()
+        except BaseException:
+            self._client.give_up(self._connection)
+            raise
+
+    def _run(self) -> None:
+        connection = self._connection
+        (wait, on_reply, on_error), self._work = self._work, None
+        try:
+            reply = wait(connection, on_detached=self._on_detached)
+        except BaseException as error:
+            self._on_detached()
+            connection.channel.close()
+            self.done.set()
+            on_error(error)
+            return
+        self._withdrawn = type(reply) is m.Withdrawn
+        self._on_detached()
+        try:
+            if self._withdrawn:
+                self._client.check_in(connection)
+            else:
+                on_reply(connection, reply)
+        except BaseException as error:
+            self._client.give_up(connection)
+            on_error(error)
+        finally:
+            self.done.set()
+
+    def _on_detached(self) -> None:
+        """Let who cancels know what became of it."""
+        with self._lock:
+            self._answered = True
+        self._ended.set()
+
+    def withdraw(self, seconds: float = _WITHDRAW_SECONDS) -> bool:
+        """End the wait; False if the take has been answered, or is being."""
+        with self._lock:
+            if not self._answered:
+                try:
+                    self._connection.channel.send(m.encode(m.Cancel()))
+                except BrokenChannel:
+                    return False
+        self._ended.wait(seconds)
+        return self._withdrawn
+
+
+class Handover(Generic[T]):
+    """How a result gets from the thread of a take to a coroutine. It is delivered when the coroutine has it.
+
+    The thread waits until the coroutine has accepted or refused it, or can do neither because its loop is closed.
+    """
+
+    def __init__(self, loop: Any, arrived: Any) -> None:
+        self._loop = loop
+        self._arrived = arrived
+        self._decided = threading.Event()
+        self._accepted = False
+        self.job: WaitingTake[T] | None = None
+
+    def offer(self, connection: Connection, result: T) -> None:
+        """Hand the result over. In the take's thread.
+
+        Raises:
+            BrokenChannel: the coroutine did not accept it.
+        """
+        self._resolve((connection, result), None)
+        del result
+        while not self._decided.wait(_LOOK_UP_SECONDS):
+            if self._loop.is_closed():
+                break
+        if not self._accepted:
+            raise BrokenChannel("nobody waits for the round any more")
+
+    def fail(self, error: BaseException) -> None:
+        """Hand an error over. In the take's thread."""
+        self._resolve(None, error)
+
+    def _resolve(self, result: Any, error: BaseException | None) -> None:
+        try:
+            self._loop.call_soon_threadsafe(_resolve, self._arrived, result, error)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            self._decided.set()
+
+    def reclaim(self) -> None:
+        """Give the result back if the coroutine's loop has been closed, and wait until that is done."""
+        if self._loop.is_closed() and self.job is not None:
+            if not self.job.withdraw(_RECLAIM_SECONDS):
+                self.refuse()
+            self.job.done.wait(_RECLAIM_SECONDS)
+
+    def accept(self) -> None:
+        """Keep the result. In the coroutine."""
+        self._accepted = True
+        self._decided.set()
+
+    def refuse(self) -> None:
+        """Give the result back, whether it has arrived or not. In the coroutine."""
+        self._accepted = False
+        self._decided.set()
+
+
+def _resolve(arrived: Any, result: Any, error: BaseException | None) -> None:
+    if arrived.done():  # cancelled
+        return
+    if error is None:
+        arrived.set_result(result)
+    else:
+        arrived.set_exception(error)
+
+
+class FutureTake(concurrent.futures.Future[T]):
+    """A future whose `cancel` works until the round is detached."""
+
+    withdraw: Callable[[], bool]
+
+    def cancel(self) -> bool:
+        if self.done() or not self.withdraw():
+            return self.cancelled()
+        super().cancel()
+        return not self.set_running_or_notify_cancel()

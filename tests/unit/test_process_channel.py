@@ -1,0 +1,146 @@
+"""The wire: whole messages with caps and deadlines, keys that must match, addresses that have one server."""
+
+import os
+import socket
+import stat
+import struct
+import sys
+import threading
+
+import pytest
+
+import gradquorum as gq
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="several processes need Linux")
+if sys.platform == "linux":
+    from gradquorum.targets.process.address import Address, dial, find_key
+    from gradquorum.targets.process.channel import BrokenChannel, Channel
+
+
+@pytest.fixture
+def pair():
+    one, two = socket.socketpair(socket.AF_UNIX)
+    channels = Channel(one, timeout=5), Channel(two, timeout=5)
+    yield channels
+    for channel in channels:
+        channel.close()
+
+
+def test_messages_and_descriptors_arrive_in_order(pair):
+    one, two = pair
+    descriptor = os.memfd_create("test")
+    one.send(b"first", descriptor)
+    one.send(b"")
+    one.send(b"x" * 40_000)
+    assert two.receive() == b"first"
+    received = two.receive_descriptor()
+    assert os.path.sameopenfile(received, descriptor)
+    assert two.receive() == b""
+    assert two.receive() == b"x" * 40_000
+    os.close(received)
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    "raw", [struct.pack("!i", 101), struct.pack("!iQ", -1, 2**62), struct.pack("!i", 100) + b"cut", b"\0"]
+)
+def test_message_that_is_too_long_or_cut_off_breaks_the_channel(raw):
+    one, two = socket.socketpair(socket.AF_UNIX)
+    channel = Channel(two)
+    one.sendall(raw)
+    one.shutdown(socket.SHUT_WR)
+    with pytest.raises(BrokenChannel):
+        channel.receive(100)
+    one.close()
+    channel.close()
+
+
+def test_silence_breaks_the_channel_at_its_deadline():
+    one, two = socket.socketpair(socket.AF_UNIX)
+    channel = Channel(two, timeout=0.05)
+    assert not channel.readable(0)
+    with pytest.raises(BrokenChannel, match="no answer"):
+        channel.receive()
+    one.close()
+    assert channel.readable(0)
+    assert channel.at_end
+    channel.close()
+
+
+def test_short_message_is_sent_at_once_or_not_at_all(pair):
+    one, two = pair
+    assert one.send_at_once(b"beat")
+    assert two.receive() == b"beat"
+    while one._lock.acquire(blocking=False):  # somebody is sending
+        assert one.send_at_once(b"beat")
+        one._lock.release()
+        break
+    two.close()
+    assert not one.send_at_once(b"beat")
+
+
+@pytest.mark.parametrize("key", [b"right", b"wrong"])
+def test_only_who_knows_the_key_gets_through(pair, key):
+    server, client = pair
+    errors = []
+
+    def demand():
+        try:
+            server.demand_key(b"right")
+        except BrokenChannel as error:
+            errors.append(error)
+            server.shut_down()
+
+    thread = threading.Thread(target=demand)
+    thread.start()
+    if key == b"right":
+        client.show_key(key)
+    else:
+        with pytest.raises(BrokenChannel, match="key"):
+            client.show_key(key)
+    thread.join()
+    assert bool(errors) is (key != b"right")
+
+
+def test_address_has_one_server_and_files_for_its_user_only(tmp_path):
+    place = Address(tmp_path / "s", None)
+    for name in ("s", "s.key"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+    assert find_key(place.path) == place.key
+    with pytest.raises(gq.InvalidArgumentError, match="living"):
+        Address(tmp_path / "s", None)
+    dial(place.path).close()
+    place.remove()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(gq.UnavailableError):
+        dial(place.path)
+
+
+def test_what_a_dead_server_left_is_replaced_and_what_is_no_socket_is_not(tmp_path):
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(tmp_path / "s"))
+    left.close()
+    (tmp_path / "s.key").write_bytes(b"old")
+    place = Address(tmp_path / "s", None)
+    assert find_key(place.path) == place.key != b"old"
+    place.remove()
+    (tmp_path / "s").write_text("a file of the user's")
+    with pytest.raises(gq.InvalidArgumentError, match="no socket"):
+        Address(tmp_path / "s", None)
+    assert (tmp_path / "s").read_text() == "a file of the user's"
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+
+
+def test_given_key_is_not_written_down(tmp_path):
+    place = Address(tmp_path / "s", b"secret")
+    assert (tmp_path / "s.key").read_bytes() == b""
+    assert find_key(place.path) == b"secret"
+    place.remove()
+    with pytest.raises(gq.UnavailableError):
+        find_key(place.path)
+
+
+@pytest.mark.parametrize("path", ["/" + "x" * 104, "/a\0b"])
+def test_path_that_no_socket_can_have_is_refused(path):
+    with pytest.raises(gq.InvalidArgumentError):
+        Address(path, None)

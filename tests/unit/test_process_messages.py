@@ -1,0 +1,141 @@
+"""What travels between client and server: everything arrives as it was, and nothing else is let in."""
+
+import sys
+
+import msgspec
+import numpy as np
+import pytest
+
+import gradquorum as gq
+from gradquorum.specs import Options, RoundSpec
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="several processes need Linux")
+if sys.platform == "linux":
+    from gradquorum.targets.process import messages as m
+    from gradquorum.targets.process.failures import to_error, to_failure
+    from gradquorum.targets.process.parts import arrays_of, gradient_parts, num_bytes_of, write
+    from gradquorum.targets.process.specs import from_spec, to_spec
+    from gradquorum.validation import check_dense, check_sparse
+
+
+def travelled(message, decoder):
+    return decoder.decode(m.encode(message))
+
+
+@pytest.mark.parametrize("worker", [0, -1, 2**63, -(10**30), "", "7", "name", "\ud800", "ж"])
+def test_worker_arrives_as_it_was(worker):
+    found = m.from_worker(m.to_worker(worker))
+    assert found == worker
+    assert type(found) is type(worker)
+
+
+@pytest.mark.parametrize("worker", [b"", b"x1", b"i", b"izz", b"s\xff"])
+def test_what_is_no_worker_is_refused(worker):
+    with pytest.raises(ValueError):
+        m.from_worker(worker)
+
+
+ERRORS = [
+    gq.InvalidArgumentError("Shape mismatch: \ud800"),
+    gq.InvalidDTypeError("dtype"),
+    gq.DeadlineExceededError("late", have=1, need=2, step=3, num_stale=4),
+    gq.CancelledError("TakeGrad operation was cancelled"),
+    gq.ClosedError("closed"),
+    gq.ResourceExhaustedError("full", needed_bytes=1, held_bytes=2, max_bytes=3),
+    gq.UnavailableError("gone", live=1, needed=2, left=(3, "3")),
+    gq.UnavailableError("broken", outcome_known=False),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_error_arrives_as_it_was(error):
+    found = to_error(travelled(to_failure(error), m.FROM_SERVER))
+    assert type(found) is type(error)
+    assert (str(found), found.__dict__) == (str(error), error.__dict__)
+
+
+def test_foreign_errors_arrive_as_one_of_ours():
+    assert type(to_error(to_failure(MemoryError("x")))) is gq.ResourceExhaustedError
+    found = to_error(to_failure(KeyError("x")))
+    assert type(found) is gq.GradQuorumError
+    assert "KeyError" in str(found)
+
+
+def test_spec_arrives_as_it_was():
+    members = {"a": gq.SparseSpec("bfloat16", (None, 3), "SUM"), "b": gq.DenseSpec("float16", (2,), "MEAN_BY_WEIGHT")}
+    options = Options(accumulate_dtype="float32", expected_workers=2, max_per_worker=3, on_nonfinite="skip")
+    spec = RoundSpec("AccumulatorGroup", members, options)
+    found = from_spec(msgspec.msgpack.decode(m.encode(to_spec(spec)), type=m.Spec))
+    assert found == spec
+    assert found.describe() == spec.describe()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        lambda: m.Spec(b"x", (), {}),
+        lambda: m.Spec(b"x", (m.MemberSpec(b"", True, b"object", (), b"MEAN"),), {}),
+        lambda: m.Spec(b"x", (m.MemberSpec(b"", True, b"float32", (), b"MEDIAN"),), {}),
+        lambda: m.Spec(b"x", (m.MemberSpec(b"", True, b"float32", (2**40, 2**62), b"MEAN"),), {}),
+        lambda: m.Spec(b"x", (m.MemberSpec(b"", True, b"float32", (), b"MEAN"),), {"order": "random"}),
+        lambda: m.Spec(b"x", (m.MemberSpec(b"", True, b"float32", (), b"MEAN"),), {"surprise": 1}),
+    ],
+)
+def test_spec_that_cannot_be_is_refused(spec):
+    with pytest.raises(gq.InvalidArgumentError):
+        from_spec(spec())
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\x90",
+        msgspec.msgpack.encode([99]),
+        msgspec.msgpack.encode([3, -1, True]),
+        msgspec.msgpack.encode([3, 2**64 - 1, True]),
+        msgspec.msgpack.encode([2, b"x" * (1 << 19), None]),
+        msgspec.msgpack.encode([7, 0, 1, 1, -1.0, False, False]),
+        msgspec.msgpack.encode({"type": 8}),
+        msgspec.msgpack.encode([38, 1]),
+    ],
+)
+def test_what_is_no_request_is_refused(raw):
+    with pytest.raises(msgspec.MsgspecError):
+        m.FROM_CLIENT.decode(raw)
+
+
+def gradient():
+    sparse, dense = gq.SparseSpec("float32", (9, 3)), gq.DenseSpec("complex64")
+    ids, values = np.array([5, 1], np.int64), np.arange(6, dtype=np.float32).reshape(2, 3)[:, ::-1]
+    whole = np.array([[1j, 2]], np.complex64)
+    checked = (check_sparse(sparse, "", ids, values)[0], check_dense(dense, "", whole))
+    return (sparse, dense), checked, [ids, values, whole]
+
+
+def test_arrays_of_a_gradient_lie_where_the_other_side_looks():
+    specs, checked, expected = gradient()
+    parts, arrays, num_bytes = gradient_parts(checked)
+    assert num_bytes == num_bytes_of(specs, parts)
+    memory = np.zeros(num_bytes, np.uint8)
+    write(memory, arrays)
+    for found, array in zip(arrays_of(memory, specs, parts), expected, strict=True):
+        np.testing.assert_array_equal(found, array)
+        assert found.flags.aligned
+
+
+@pytest.mark.parametrize("change", ["short", "rows", "row", "huge", "kind", "missing"])
+def test_parts_that_do_not_fit_their_memory_are_refused(change):
+    specs, checked, _ = gradient()
+    parts, _, num_bytes = gradient_parts(checked)
+    sparse, dense = parts
+    parts = {
+        "rows": (m.Part(2000, (3,)), dense),
+        "row": (m.Part(2, (2**40, 2**40)), dense),
+        "huge": (m.Part(2**63 - 1, (2**63 - 1,)), dense),
+        "kind": (dense, sparse),
+        "missing": (sparse,),
+    }.get(change, parts)
+    memory = np.zeros(num_bytes - (change == "short"), np.uint8)
+    with pytest.raises(ValueError):
+        arrays_of(memory, specs, parts)
