@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import statistics
 import time
 from collections.abc import Callable
@@ -67,7 +68,7 @@ def latencies(engine: str, quick: bool, report: Report) -> list[Floor]:
             report.data[f"{case.name}, {name}"] = timing.to_json() | {"p99_s": p99}
         ratio = medians["TF, gRPC"] / medians["gradquorum"] if with_tensorflow else None
         floors.append(
-            Floor(f"apply of {case.name}, two processes: TF, gRPC / ours", ratio, None, LEAST_TIMES_FASTER[case.name])
+            Floor(f"apply of {case.name}, two processes: TF, gRPC / ours", ratio, LEAST_TIMES_FASTER[case.name])
         )
     report.text.append("One apply, two worker processes at once:\n")
     report.text.append(table(["gradient", "system", "us (quartiles)", "99th percentile, us", "applies"], rows))
@@ -108,50 +109,54 @@ def speed_ups(engine: str, quick: bool, report: Report) -> Floor:
     report.data |= {name: Timing(seconds).to_json() for name, seconds in rates.items()}
     medians = {name: statistics.median(found) for name, found in ups.items()}
     report.text.append(f"Speed-up: apply {digits(medians['apply'])}, plain copy {digits(medians['copy'])}.\n")
-    return Floor("two worker processes' speed-up / plain copy's", medians["apply"] / medians["copy"], None, LEAST_SHARE)
+    return Floor("two worker processes' speed-up / plain copy's", medians["apply"] / medians["copy"], LEAST_SHARE)
 
 
-def be_idle_clients(connection: Any, address: str, number: int) -> None:
-    """Be the parent of many clients that have applied once and then wait for a step that does not come."""
+def be_idle_clients(connection: Any, address: str, number: int, waiting: bool) -> None:
+    """Be the parent of many clients that have applied once, and then do nothing, or wait for a step in vain."""
     children = []
     for _ in range(number):
         here, there = os.pipe()
         child = os.fork()
         if not child:
-            with gq.attach("idle", address) as acc:
+            try:
+                acc = gq.attach("idle", address)
                 acc.apply_grad([0], [[1.0]], local_step=None)
                 os.write(there, b".")
-                try:
-                    acc.wait_published(2**62)
-                finally:
-                    os._exit(0)
-        os.read(here, 1)
-        os.close(here)
+                acc.wait_published(2**62) if waiting else signal.pause()
+            finally:
+                os._exit(1)
         os.close(there)
+        assert os.read(here, 1) == b"."
+        os.close(here)
         children.append(child)
     connection.send("ready")
     connection.recv()
     for child in children:
-        os.kill(child, 9)
+        os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
 
 
 def idle_cost(quick: bool, report: Report) -> Floor:
-    """Measure the processor time of a server with many idle clients."""
-    with gq.Server() as server:
-        acc = server.accumulator("float32", (1, 1), "idle")
-        process, connection = start(be_idle_clients, server.address, NUM_IDLE)
-        try:
-            receive(connection)
-            wall, used = time.perf_counter(), time.process_time()
-            time.sleep(2.0 if quick else 10.0)
-            share = (time.process_time() - used) / (time.perf_counter() - wall)
-            assert acc.num_accumulated() == NUM_IDLE
-        finally:
-            end(process, connection)
-    report.text.append(f"A server with {NUM_IDLE} idle clients uses {100 * share:.2f} % of a core.\n")
-    report.data["idle_share"] = share
-    return Floor(f"{NUM_IDLE} idle clients: share of a core", share, None, MOST_IDLE_SHARE, at_least=False, unit="")
+    """Measure the processor time of a server with many clients that do nothing, and with as many that wait."""
+    shares = {}
+    for what in ("idle", "waiting"):
+        with gq.Server() as server:
+            acc = server.accumulator("float32", (1, 1), "idle")
+            process, connection = start(be_idle_clients, server.address, NUM_IDLE, what == "waiting")
+            try:
+                receive(connection)
+                assert acc.num_accumulated() == NUM_IDLE
+                wall, used = time.perf_counter(), time.process_time()
+                time.sleep(2.0 if quick else 10.0)
+                shares[what] = (time.process_time() - used) / (time.perf_counter() - wall)
+            finally:
+                end(process, connection)
+        report.text.append(f"A server with {NUM_IDLE} {what} clients uses {100 * shares[what]:.2f} % of a core.\n")
+    report.data["processor_shares"] = shares
+    return Floor(
+        f"{NUM_IDLE} idle clients: share of a core", shares["idle"], None, MOST_IDLE_SHARE, at_least=False, unit=""
+    )
 
 
 def run(options: Options) -> Report:

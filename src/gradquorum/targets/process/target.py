@@ -250,7 +250,8 @@ class ProcessTarget(AbstractTarget):
     def _reclaim(self) -> None:
         """Give back the rounds of coroutines whose event loop was closed under them."""
         for handover in tuple(self._client.handovers):
-            handover.reclaim()
+            if handover.reclaim():
+                self._client.handovers.discard(handover)
 
     # All the rest is the round's own
 

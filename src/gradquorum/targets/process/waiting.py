@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import threading
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from gradquorum.targets.process import messages as m
@@ -19,6 +21,27 @@ T = TypeVar("T")
 _WITHDRAW_SECONDS = 30.0
 _LOOK_UP_SECONDS = 1.0
 _RECLAIM_SECONDS = 1.0
+
+
+class Gate:
+    """An event. A KeyboardInterrupt at any moment of a wait does it no harm, as it would a `threading.Event`."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._queue: SimpleQueue[None] = SimpleQueue()
+
+    def set(self) -> None:
+        """Open it, for good."""
+        self.is_open = True
+        self._queue.put(None)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it is open; False if the seconds pass first."""
+        if not self.is_open:
+            with contextlib.suppress(Empty):
+                self._queue.get(timeout=seconds)
+                self._queue.put(None)  # for whoever waits besides
+        return self.is_open
 
 
 class WaitingTake(Generic[T]):
@@ -49,8 +72,9 @@ class WaitingTake(Generic[T]):
         self._lock = threading.Lock()
         self._answered = False
         self._withdrawn = False
-        self._ended = threading.Event()
-        self.done = threading.Event()
+        self._ended = Gate()
+        self.done = Gate()
+        """Open once nothing is left to do."""
         self._connection = connection
 
     def start(self) -> None:
@@ -112,7 +136,7 @@ class Handover(Generic[T]):
     def __init__(self, loop: Any, arrived: Any) -> None:
         self._loop = loop
         self._arrived = arrived
-        self._decided = threading.Event()
+        self._decided = Gate()
         self._accepted = False
         self.job: WaitingTake[T] | None = None
 
@@ -140,12 +164,13 @@ class Handover(Generic[T]):
         except RuntimeError:  # the loop is closed: nobody waits any more
             self._decided.set()
 
-    def reclaim(self) -> None:
-        """Give the result back if the coroutine's loop has been closed, and wait until that is done."""
-        if self._loop.is_closed() and self.job is not None:
-            if not self.job.withdraw(_RECLAIM_SECONDS):
-                self.refuse()
-            self.job.done.wait(_RECLAIM_SECONDS)
+    def reclaim(self) -> bool:
+        """Give the result back if the coroutine's loop has been closed; True once that is done."""
+        if not self._loop.is_closed() or self.job is None:
+            return False
+        if not self.job.withdraw(_RECLAIM_SECONDS):
+            self.refuse()
+        return self.job.done.wait(_RECLAIM_SECONDS)
 
     def accept(self) -> None:
         """Keep the result. In the coroutine."""
