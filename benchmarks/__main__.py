@@ -9,12 +9,13 @@ import time
 import warnings
 from pathlib import Path
 
-from benchmarks import plot
+from benchmarks import docs, plot
 from benchmarks.cases import CASES
-from benchmarks.report import Options, environment, environment_line, floors_table
+from benchmarks.report import Options, environment, environment_line, floors_summary, floors_table
 from gradquorum.engine import available_engines
 
-QUESTIONS = ("round", "flat", "memory", "parallel", "process", "density", "shapes")  # frameworks last
+QUESTIONS = ("imports", "round", "flat", "memory", "parallel", "process", "density", "kept_memory", "shapes")
+"""In this order: frameworks are loaded by the last only."""
 
 
 def parse() -> argparse.Namespace:
@@ -32,7 +33,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--engines", nargs="+", choices=available_engines(), help="engines; the first is judged (default: the best one)"
     )
-    return parser.parse_args()
+    parser.add_argument(
+        "--write-docs",
+        action="store_true",
+        help="write the figures into README.md, docs/ and benchmarks/results/ (needs all rivals and questions)",
+    )
+    arguments = parser.parse_args()
+    if arguments.write_docs and (lines := ["--only was given"] * bool(arguments.only) + docs.missing()):
+        parser.error(f"--write-docs needs a run of everything: {'; '.join(lines)}. Try: {docs.COMMAND}")
+    return arguments
 
 
 def main() -> None:
@@ -54,15 +63,17 @@ def main() -> None:
         print(f"({question}: {time.monotonic() - start:.0f} s)", flush=True)
     floors = [floor for report in reports.values() for floor in report.floors]
     if floors:
-        print("\n## Floors: base for every release, goal for the finished library\n")
-        print(floors_table(floors))
+        print(f"\n## Floors\n\n{floors_table(floors)}\n{floors_summary(floors)}")
+    result = {"environment": env, "quick": options.quick, "floors": [floor.to_json() for floor in floors]}
+    result["questions"] = {name: {"title": r.title, **r.data} for name, r in reports.items()}
+    text = json.dumps(result, indent=1) + "\n"
     if arguments.json:
-        result = {"environment": env, "quick": options.quick, "floors": [floor.to_json() for floor in floors]}
-        result["questions"] = {name: {"title": r.title, **r.data} for name, r in reports.items()}
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+        arguments.json.write_text(text)
         print(f"written: {arguments.json}")
+    if arguments.write_docs:
+        print("written:", *docs.write(env, options.quick, reports, floors, text))
     if arguments.plot and "shapes" in reports:
-        print(plot.draw(reports["shapes"].data, engines[0], arguments.plot))
+        print(plot.draw(reports["shapes"].data, arguments.plot))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import numpy as np
 
 import gradquorum as gq
 from benchmarks.cases import CASES, Case, Gradient
-from benchmarks.measure import digits, no_garbage_collection
+from benchmarks.measure import cell, digits, no_garbage_collection
 from benchmarks.report import Floor, Options, Report, table
 
 NUM_APPLIES = 256
@@ -57,10 +57,8 @@ def run(options: Options) -> Report:
         median = statistics.median(lap for times in rounds for lap in times)
         slowest = statistics.median(max(times) for times in rounds)
         worst = max(max(times) for times in rounds)
-        low, _, high = statistics.quantiles(ratios, n=4)
-        spread = f"{digits(ratio)} ({digits(low)}-{digits(high)})"
-        rows.append([name, spread, *(digits(x * 1e6) for x in (median, slowest, worst))])
-        report.floors.append(Floor(f"{name}: applies 129-256 / 1-128", ratio, MOST, MOST, at_least=False))
+        rows.append([name, cell(ratios), *(digits(x * 1e6) for x in (median, slowest, worst))])
+        report.floors.append(Floor(f"{name}: applies 129-256 / 1-128", ratio, MOST, at_least=False, samples=ratios))
         report.data[name] = {"ratios": ratios, "median_s": median, "slowest_s": slowest, "slowest_of_all_s": worst}
     headers = ["round", "ratio (quartiles)", "median apply, us", "slowest of a round, us", "slowest of all, us"]
     report.text.append(table(headers, rows))

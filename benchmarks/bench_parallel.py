@@ -132,8 +132,8 @@ def run(options: Options) -> Report:
 
     report.text.append(merge_threads(engine, gradients, options.quick, report))
     report.floors = [
-        Floor("eight appliers' speed-up / plain copy's", ups["apply"] / ups["copy"], None, LEAST_SHARE),
-        Floor("4 kB apply beside a merge: p99 / idle median", ratio, None, MOST_IDLE_MEDIANS, at_least=False),
+        Floor("eight appliers' speed-up / plain copy's", ups["apply"] / ups["copy"], LEAST_SHARE),
+        Floor("4 kB apply beside a merge: p99 / idle median", ratio, MOST_IDLE_MEDIANS, at_least=False),
     ]
     report.data |= {name: timing.to_json() for name, timing in timings.items()}
     report.data["beside_a_merge"] = runs

@@ -68,7 +68,7 @@ def latencies(engine: str, quick: bool, report: Report) -> list[Floor]:
             report.data[f"{case.name}, {name}"] = timing.to_json() | {"p99_s": p99}
         ratio = medians["TF, gRPC"] / medians["gradquorum"] if with_tensorflow else None
         floors.append(
-            Floor(f"apply of {case.name}, two processes: TF, gRPC / ours", ratio, None, LEAST_TIMES_FASTER[case.name])
+            Floor(f"apply of {case.name}, two processes: TF, gRPC / ours", ratio, LEAST_TIMES_FASTER[case.name])
         )
     report.text.append("One apply, two worker processes at once:\n")
     report.text.append(table(["gradient", "system", "us (quartiles)", "99th percentile, us", "applies"], rows))
@@ -109,7 +109,7 @@ def speed_ups(engine: str, quick: bool, report: Report) -> Floor:
     report.data |= {name: Timing(seconds).to_json() for name, seconds in rates.items()}
     medians = {name: statistics.median(found) for name, found in ups.items()}
     report.text.append(f"Speed-up: apply {digits(medians['apply'])}, plain copy {digits(medians['copy'])}.\n")
-    return Floor("two worker processes' speed-up / plain copy's", medians["apply"] / medians["copy"], None, LEAST_SHARE)
+    return Floor("two worker processes' speed-up / plain copy's", medians["apply"] / medians["copy"], LEAST_SHARE)
 
 
 def be_idle_clients(connection: Any, address: str, number: int, waiting: bool) -> None:

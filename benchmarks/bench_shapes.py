@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,16 +13,15 @@ import numpy as np
 import gradquorum as gq
 from benchmarks import phases, rivals
 from benchmarks.cases import CASES, Case, Gradient, row_counts
-from benchmarks.measure import Timing, digits, interleave
+from benchmarks.measure import Timing, cell, interleave, ratios
 from benchmarks.report import Floor, Options, Report, table
 
 COPYTO = "np.copyto"
 BUDGET_SECONDS = 12.0
 QUICK_BUDGET_SECONDS = 1.5
 
-# Least ratios: other / ours.  (TF op, best other rival)  for any release, and for the finished library.
-BASE = (10.0, 1.0)
-GOALS = {
+# Least ratios, other / ours: (TF op, best other rival).
+FLOORS = {
     "tiny": (20.0, 2.0),
     "small": (20.0, 2.0),
     "mid": (10.0, 1.3),
@@ -30,7 +31,9 @@ GOALS = {
     "thin": (5.0, 1.5),
     "raw": (5.0, 2.0),
 }
-LEND_GOAL = 3.0
+GOAL = 2.0
+"""For the best other rival, where its floor is lower."""
+LEND_FLOOR = 3.0
 LEND_CASES = ("small", "large", "many", "wide")
 MOST_COPY_FLOORS = 1.3
 """On `large`, lending takes at most so many times what moving the bytes takes."""
@@ -60,13 +63,13 @@ def prepare_copyto(gradients: list[Gradient]) -> rivals.Job:
     return job
 
 
-def copy_floor(case: Case, gradients: list[Gradient], copying: Timing) -> float:
-    """Return the seconds to read all gradients and to write the result, at the bandwidth of `np.copyto`."""
+def moves_of_copyto(case: Case, gradients: list[Gradient]) -> float:
+    """Return the bytes of all gradients, read once, and of the result, written once, per byte `np.copyto` moves."""
     value_bytes = sum(values.nbytes for _, values in gradients)
     read = value_bytes + sum(ids.nbytes for ids, _ in gradients)
     num_distinct = len(row_counts(gradients))
     written = num_distinct * (8 + 8 + case.dim * np.dtype(case.dtype).itemsize)  # ids, counts, rows
-    return (read + written) * copying.median / (2 * value_bytes)
+    return (read + written) / (2 * value_bytes)
 
 
 def run_once(case: Case, jobs: Mapping[str, rivals.Job]) -> dict[str, float]:
@@ -91,65 +94,120 @@ def ours_by_name(engines: list[str]) -> dict[str, tuple[str, bool]]:
     return {f"{engine} {'copy' if copy else 'lend'}": (engine, copy) for engine in engines for copy in (True, False)}
 
 
-def floors_of(case: Case, timings: Mapping[str, Timing], engine: str, floor_seconds: float) -> list[Floor]:
-    """Return the bounds that apply to a case."""
-    if case.name not in GOALS:
+@dataclass
+class Measured:
+    """What was measured of a case: seconds of each system, and ratios to ours.
+
+    Attributes:
+        copy: for each rival how many times longer it takes than ours, copying.
+        lend: the same, lending.
+        moving: how many times longer ours takes than moving the bytes: copying, lending.
+    """
+
+    name: str
+    timings: Mapping[str, Timing]
+    copy: dict[str, list[float]]
+    lend: dict[str, list[float]]
+    moving: list[list[float]]
+
+    @property
+    def best_other(self) -> str:
+        """The fastest rival in this run, TensorFlow's op apart."""
+        others = [name for name in self.copy if name != rivals.TENSORFLOW]
+        return min(others, key=lambda name: statistics.median(self.copy[name]))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "systems": {name: timing.to_json() for name, timing in self.timings.items()},
+            "best_other": self.best_other,
+            "times_ours_copying": {name: statistics.median(each) for name, each in self.copy.items()},
+            "times_ours_lending": {name: statistics.median(each) for name, each in self.lend.items()},
+            "ours_times_moving": [statistics.median(each) for each in self.moving],
+        }
+
+
+def measure(case: Case, gradients: list[Gradient], jobs: Mapping[str, rivals.Job], options: Options) -> Measured:
+    first = run_once(case, jobs)
+    budget = QUICK_BUDGET_SECONDS if options.quick else BUDGET_SECONDS
+    ours = [f"{options.engines[0]} {how}" for how in ("copy", "lend")]
+    timings = interleave(jobs, budget=budget, quick=options.quick, first=first, anchors=[*ours, COPYTO])
+    copy, lend = (timings[name] for name in ours)
+    others = [name for name in timings if name in rivals.names()]
+    moves = moves_of_copyto(case, gradients)
+    moving = [[ratio / moves for ratio in ratios(mine, timings[COPYTO])] for mine in (copy, lend)]
+    return Measured(
+        case.name,
+        timings,
+        {name: ratios(timings[name], copy) for name in others},
+        {name: ratios(timings[name], lend) for name in others},
+        moving,
+    )
+
+
+def floors_of(measured: Measured, complete: bool) -> list[Floor]:
+    """Return the bounds that apply to a case; `complete` says whether all rivals took part."""
+    name, best = measured.name, measured.best_other
+    if name not in FLOORS:
         return []
-    copy, lend = timings[f"{engine} copy"].median, timings[f"{engine} lend"].median
-    tf = timings.get(rivals.TENSORFLOW)
-    best_name, best = best_other(timings)
-    base, goal = BASE, GOALS[case.name]
+
+    def floor(what: str, samples: list[float] | None, bound: float, **other: Any) -> Floor:
+        got = statistics.median(samples) if samples else None
+        return Floor(f"{name}: {what}", got, bound, samples=samples or [], **other)
+
+    tf_floor, best_floor = FLOORS[name]
+    goal = GOAL if best_floor < GOAL else None
     floors = [
-        Floor(f"{case.name}: TF op / ours", tf.median / copy if tf else None, base[0], goal[0]),
-        Floor(f"{case.name}: {best_name} / ours", best / copy, base[1], goal[1]),
+        floor("TF op / ours", measured.copy.get(rivals.TENSORFLOW), tf_floor),
+        floor(f"best other ({best}) / ours", measured.copy[best], best_floor, goal=goal, judged=complete),
     ]
-    if case.name in LEND_CASES:
-        floors.append(Floor(f"{case.name}: {best_name} / ours, lending", best / lend, None, LEND_GOAL))
-    if case.name == "large":
-        what = f"{case.name}: ours, lending / moving the bytes"
-        floors.append(Floor(what, lend / floor_seconds, None, MOST_COPY_FLOORS, at_least=False))
+    if name in LEND_CASES:
+        what = f"best other ({best}) / ours, lending"
+        floors.append(floor(what, measured.lend[best], LEND_FLOOR, judged=complete))
+    if name == "large":
+        what = "ours, lending / moving the bytes"
+        floors.append(floor(what, measured.moving[1], MOST_COPY_FLOORS, at_least=False))
     return floors
 
 
-def best_other(timings: Mapping[str, Timing]) -> tuple[str, float]:
-    """Return the fastest rival other than TensorFlow's op."""
-    others = set(rivals.names()) - {rivals.TENSORFLOW}
-    return min(((name, t.median) for name, t in timings.items() if name in others), key=lambda pair: pair[1])
+def ratio_row(measured: Measured) -> list[str]:
+    best = measured.best_other
+    tf = [
+        cell(each[rivals.TENSORFLOW]) if rivals.TENSORFLOW in each else "-" for each in (measured.copy, measured.lend)
+    ]
+    return [
+        *(measured.name, best, cell(measured.copy[best]), cell(measured.lend[best])),
+        *(*tf, *map(cell, measured.moving)),
+    ]
+
+
+RATIO_HEADERS = ["case", "best other", "other / copy", "other / lend", "TF / copy", "TF / lend", "copy / moving"]
+RATIO_HEADERS += ["lend / moving"]
 
 
 def run(options: Options) -> Report:
     report = Report("Apply all gradients of a round, take once: milliseconds, median (quartiles)")
     prepare_rival, missing = rivals.load()
     report.text += missing
+    complete = set(prepare_rival) | {rivals.TENSORFLOW} == set(rivals.names())
     ours = ours_by_name(options.engines)
     engine = options.engines[0]
-    times, ratios, profile = [], [], []
+    times, ratio_rows, profile = [], [], []
     for case in (CASES[name] for name in options.cases):
         gradients = case.gradients()
         jobs = {name: prepare_ours(gradients, *how) for name, how in ours.items()}
         jobs |= {name: prepare(gradients) for name, prepare in prepare_rival.items()}
         jobs[COPYTO] = prepare_copyto(gradients)
         print(f"{case.name}: {case.describe()}", flush=True)
-        first = run_once(case, jobs)
-        budget = QUICK_BUDGET_SECONDS if options.quick else BUDGET_SECONDS
-        timings = interleave(jobs, budget=budget, quick=options.quick, first=first)
-        moving = copy_floor(case, gradients, timings[COPYTO])
-        copying, lending = timings[f"{engine} copy"].median, timings[f"{engine} lend"].median
-        times.append([case.name, *(timing.cell(1e-3) for timing in timings.values())])
-        best_name, best = best_other(timings)
-        tf = timings.get(rivals.TENSORFLOW)
-        ratios.append([case.name, best_name, *map(digits, (best / copying, best / lending))])
-        ratios[-1] += [digits(tf.median / x) if tf else "-" for x in (copying, lending)]
-        ratios[-1] += [digits(x / moving) for x in (copying, lending)]
+        measured = measure(case, gradients, jobs, options)
+        times.append([case.name, *(measured.timings[name].cell(1e-3) for name in jobs)])
+        ratio_rows.append(ratio_row(measured))
         if options.profile:
             profile += [phases.row(case.name, gradients, engine, copy) for copy in (True, False)]
-        report.floors += floors_of(case, timings, engine, moving)
-        report.data[case.name] = {name: timing.to_json() for name, timing in timings.items()}
-        report.data[case.name]["moving the bytes"] = moving
+        report.floors += floors_of(measured, complete)
+        report.data[case.name] = measured.to_json()
     report.text += ["", table(["case", *jobs], times)]
-    headers = ["case", "best other", "other / copy", "other / lend", "TF / copy", "TF / lend"]
-    report.text.append(f"Ratios of the medians ({engine} engine; the last two to the time of moving the bytes):\n")
-    report.text.append(table([*headers, "copy / moving", "lend / moving"], ratios))
+    report.text.append(f"Ratios, median (quartiles) ({engine} engine; the last two to the time of moving the bytes):\n")
+    report.text.append(table(RATIO_HEADERS, ratio_rows))
     if profile:
         report.text.append("Milliseconds of CPU time of the calling thread, by phase:\n")
         report.text.append(table(phases.HEADERS, profile))

@@ -5,22 +5,33 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+
+import numpy as np
 
 TURN_SECONDS = 0.005
 """A turn repeats a short job this long, so that every system runs warm."""
+WARM_SECONDS = 0.05
+"""A turn of a job that takes no longer begins with a run that is not timed."""
 SETTLE_SECONDS = 0.002
 """Pause between turns: the threads of the system before may still be spinning."""
 
 
 @dataclass
 class Timing:
-    """Seconds of one call, one sample per turn."""
+    """Seconds of one call, one sample per turn.
+
+    Attributes:
+        samples: seconds.
+        times: when each was taken, if that is known.
+    """
 
     samples: list[float] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
 
     @property
     def median(self) -> float:
@@ -28,20 +39,40 @@ class Timing:
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        if len(self.samples) < 2:
-            return self.median, self.median
-        low, _, high = statistics.quantiles(self.samples, n=4, method="inclusive")
-        return low, high
+        return quartiles(self.samples)
 
     def cell(self, unit: float) -> str:
         """Return the median and the quartiles in units of so many seconds."""
-        low, high = self.quartiles
-        spread = f" ({digits(low / unit)}-{digits(high / unit)})" if len(self.samples) > 2 else ""
-        return f"{digits(self.median / unit)}{spread}"
+        return cell([sample / unit for sample in self.samples])
 
     def to_json(self) -> dict[str, object]:
         low, high = self.quartiles
         return {"median_s": self.median, "quartiles_s": [low, high], "num_samples": len(self.samples)}
+
+
+def ratios(above: Timing, below: Timing) -> list[float]:
+    """Return how many times longer the one takes, a ratio for each sample of the one that has fewer.
+
+    The other's seconds at that moment are read off the line through its samples. So a clock that doubles or
+    halves between turns cancels out, which it does not in the ratio of two medians.
+    """
+    if len(above.samples) <= len(below.samples):
+        return list(np.array(above.samples) / np.interp(above.times, below.times, below.samples))
+    return list(np.interp(below.times, above.times, above.samples) / np.array(below.samples))
+
+
+def quartiles(samples: Collection[float]) -> tuple[float, float]:
+    if len(samples) < 2:
+        return (statistics.median(samples),) * 2
+    low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return low, high
+
+
+def cell(samples: Collection[float]) -> str:
+    """Return the median, and the quartiles of three samples or more."""
+    low, high = quartiles(samples)
+    spread = f" ({digits(low)}-{digits(high)})" if len(samples) > 2 else ""
+    return f"{digits(statistics.median(samples))}{spread}"
 
 
 def digits(x: float) -> str:
@@ -70,42 +101,67 @@ def seconds_of(job: Callable[[], object]) -> float:
     return seconds
 
 
-def _turn(job: Callable[[], object], expected: float) -> float:
+def _turn(job: Callable[[], object], expected: float, timing: Timing) -> None:
+    time.sleep(SETTLE_SECONDS)
     repeats = max(1, round(TURN_SECONDS / expected))
-    if repeats > 1:
+    if expected <= WARM_SECONDS:
         job()  # brings caches back
-    return sum(seconds_of(job) for _ in range(repeats)) / repeats
+    start = time.perf_counter()
+    timing.samples.append(sum(seconds_of(job) for _ in range(repeats)) / repeats)
+    timing.times.append((start + time.perf_counter()) / 2)
+
+
+def _cost(expected: float) -> float:
+    """Return about how long a turn takes."""
+    return max(TURN_SECONDS, expected) + (expected if expected <= WARM_SECONDS else 0.0) + SETTLE_SECONDS
 
 
 def interleave(
-    jobs: Mapping[str, Callable[[], object]], *, budget: float, quick: bool, first: Mapping[str, float] | None = None
+    jobs: Mapping[str, Callable[[], object]],
+    *,
+    budget: float,
+    quick: bool,
+    first: Mapping[str, float] | None = None,
+    anchors: Collection[str] = (),
 ) -> dict[str, Timing]:
-    """Time jobs round-robin within a budget of seconds.
+    """Time jobs within a budget of seconds: passes over all of them, each in another order.
 
-    A job too slow to take part in every pass sits out passes evenly and takes part in three at least; in a
-    quick run the first run of one that takes seconds stands for it.
+    A job too slow to take part in every pass sits out passes evenly; it takes part in three at least, in a quick
+    run in one.
 
     Args:
         jobs: what to time.
         budget: seconds for all of them together, roughly.
         quick: whether to make do with fewer passes.
         first: seconds of the first run of each job, if that is over.
+        anchors: jobs that the others are compared with: they have a turn before and after each turn of another.
     """
-    num_passes = 5 if quick else 15
-    share = budget / len(jobs) / num_passes
+    num_passes, least = (5, 1) if quick else (15, 3)
     timings = {name: Timing() for name in jobs}
-    expected, period = {}, {}
+    shuffle = random.Random(2021).shuffle
     with no_garbage_collection():
+        expected = {}
         for name, job in jobs.items():
             seconds = first[name] if first else seconds_of(job)
-            if quick and seconds > 1.0:
-                timings[name].samples.append(seconds)
-                continue
             expected[name] = seconds_of(job) if seconds < 0.5 else seconds
-            period[name] = min(num_passes // 2, math.ceil(max(TURN_SECONDS, expected[name]) / share))
+        around = sum(_cost(expected[name]) for name in anchors)
+        others = [name for name in jobs if name not in anchors]
+        share = budget / max(1, len(others)) / num_passes
+        period = {
+            name: min(num_passes // least, math.ceil((_cost(expected[name]) + around) / share)) for name in others
+        }
+
+        def turns(names: Collection[str]) -> None:
+            shuffled = list(names)
+            shuffle(shuffled)
+            for name in shuffled:
+                _turn(jobs[name], expected[name], timings[name])
+
         for i in range(num_passes):
-            for name, job in jobs.items():
-                if name in period and i % period[name] == 0:
-                    time.sleep(SETTLE_SECONDS)
-                    timings[name].samples.append(_turn(job, expected[name]))
+            due = [name for name in others if i % period[name] == 0]
+            shuffle(due)
+            for name in due:
+                turns(anchors)
+                turns([name])
+        turns(anchors)
     return timings

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import digits
+from benchmarks.measure import cell
 
 
 @dataclass
@@ -30,34 +30,45 @@ class Floor:
     """A bound to keep.
 
     Attributes:
-        base: bound that any release keeps; None if there is none.
-        goal: bound of the finished library; None if there is none.
         got: what was measured; None if it could not be.
+        floor: the bound; None if only the goal counts.
+        goal: bound that is better still; None if there is none.
         at_least: whether more is better.
+        samples: what `got` is the median of, to show how far they spread.
+        judged: False if it was measured against less than it should be.
     """
 
     what: str
     got: float | None
-    base: float | None = None
+    floor: float | None = None
     goal: float | None = None
     at_least: bool = True
     unit: str = "x"
+    samples: list[float] = field(default_factory=list)
+    judged: bool = True
 
     def verdict(self, bound: float | None) -> str:
         if bound is None:
             return ""
         if self.got is None:
             return "not measured"
+        if not self.judged:
+            return "not judged"
         return "met" if (self.got >= bound if self.at_least else self.got <= bound) else "SHORT"
+
+    @property
+    def result(self) -> str:
+        """The verdict that counts."""
+        return self.verdict(self.goal if self.floor is None else self.floor)
 
     def row(self) -> list[str]:
         sign = ">=" if self.at_least else "<="
-        bounds = ["" if b is None else f"{sign} {b:g} {self.unit}" for b in (self.base, self.goal)]
-        got = "-" if self.got is None else f"{digits(self.got)} {self.unit}"
-        return [self.what, got, bounds[0], self.verdict(self.base), bounds[1], self.verdict(self.goal)]
+        bounds = ["" if b is None else f"{sign} {b:g} {self.unit}" for b in (self.floor, self.goal)]
+        got = "-" if self.got is None else f"{cell(self.samples or [self.got])} {self.unit}"
+        return [self.what, got, bounds[0], self.verdict(self.floor), bounds[1], self.verdict(self.goal)]
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"base_verdict": self.verdict(self.base), "goal_verdict": self.verdict(self.goal)}
+        return asdict(self) | {"floor_verdict": self.verdict(self.floor), "goal_verdict": self.verdict(self.goal)}
 
 
 @dataclass
@@ -69,8 +80,11 @@ class Report:
     floors: list[Floor] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=dict)
 
+    def body(self) -> str:
+        return "\n".join(self.text)
+
     def show(self) -> None:
-        print(f"\n## {self.title}\n", *self.text, sep="\n", flush=True)
+        print(f"\n## {self.title}\n\n{self.body()}", flush=True)
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -86,7 +100,17 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def floors_table(floors: Sequence[Floor]) -> str:
-    return table(["floor", "got", "base", "", "goal", ""], [floor.row() for floor in floors])
+    return table(["what", "got (quartiles)", "floor", "", "goal", ""], [floor.row() for floor in floors])
+
+
+def floors_summary(floors: Sequence[Floor]) -> str:
+    """Return a line that says how many floors are met, and names those that are not."""
+    met = sum(floor.result == "met" for floor in floors)
+    parts = [f"{met} of {len(floors)} floors are met"]
+    for result in ("SHORT", "not measured", "not judged"):
+        if names := [floor.what for floor in floors if floor.result == result]:
+            parts.append(f"{result}: {', '.join(names)}")
+    return "; ".join(parts) + "."
 
 
 def environment(engines: Sequence[str]) -> dict[str, Any]:
@@ -112,7 +136,8 @@ def environment(engines: Sequence[str]) -> dict[str, Any]:
 def environment_line(env: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in env["versions"].items())
     load = "" if env["load"] is None else f", load {env['load']:.1f}"
-    return f"{env['cpu']}, {env['num_cpus']} cores{load}; {versions}; commit {env['commit']}; engines {env['engines']}"
+    engines = ", ".join(env["engines"])
+    return f"{env['cpu']}, {env['num_cpus']} cores{load}; {versions}; commit {env['commit']}; engine {engines}"
 
 
 def _commit() -> str | None:

@@ -202,15 +202,11 @@ def run_python(code, *options):
     return done.stdout
 
 
-def test_import_takes_less_than_100_ms_beyond_numpy():
-    # The processor's time: other processes on the machine do not count.
-    code = "import time, numpy; t = time.process_time(); import gradquorum; print(time.process_time() - t)"
-    best = min(float(run_python(code)) for _ in range(5))
-    assert best < 0.1
-
-
 def test_import_loads_no_framework_and_nothing_heavy():
-    code = "import json, sys, gradquorum; print(json.dumps(sorted(sys.modules)))"
+    # What it costs in milliseconds is measured by the benchmarks.
+    code = (
+        "import json, sys, numpy; own = {*sys.modules}; import gradquorum; print(json.dumps([*{*sys.modules} - own]))"
+    )
     loaded = {name.split(".")[0] for name in json.loads(run_python(code))}
     heavy = {
         "torch",
@@ -219,6 +215,11 @@ def test_import_loads_no_framework_and_nothing_heavy():
         "ray",
         "ml_dtypes",
         "asyncio",
+        "inspect",
+        "dataclasses",
+        "typing_extensions",
+        "msgspec",
+        "socket",
         "click",
         "rich",
         "multiprocessing",

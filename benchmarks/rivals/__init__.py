@@ -8,6 +8,7 @@ rounds is done in `prepare`.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -30,14 +31,25 @@ def names() -> list[str]:
     return list(_MODULES)
 
 
+def missing() -> list[str]:
+    """Return a line about each rival that is not installed; loads none."""
+    return [
+        _left_out(name, package) for name, (package, _) in _MODULES.items() if importlib.util.find_spec(package) is None
+    ]
+
+
+def _left_out(name: str, package: str) -> str:
+    return f"left out: {name} ({package} is not installed)"
+
+
 def load() -> tuple[dict[str, Prepare], list[str]]:
     """Return the rivals that are installed, and a line about each that is not."""
-    found, missing = {}, []
+    found, left_out = {}, []
     for name, (package, module) in _MODULES.items():
         try:
             found[name] = importlib.import_module(f"{__name__}.{module}").prepare
         except ModuleNotFoundError as error:
             if error.name is None or error.name.split(".")[0] != package:
                 raise
-            missing.append(f"left out: {name} ({package} is not installed)")
-    return found, missing
+            left_out.append(_left_out(name, package))
+    return found, left_out

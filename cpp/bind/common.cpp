@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -43,23 +44,53 @@ std::atomic<long> num_unlocked{0};  // Threads that will want the GIL back; chan
 
 PyTypeObject* ndarray_type = nullptr;  // numpy.ndarray, kept for ever.
 
-/// The array, if it is NumPy's own: what other exporters give may lack what nanobind reads.
-template <class Array>
-Array imported(const char* what, const char* expected, nb::handle array) {
-  Array out;
-  if (PyObject_TypeCheck(array.ptr(), ndarray_type) == 0 || !nb::try_cast<Array>(array, out, false))
+/// What the buffer protocol calls an element type; the second spelling is that of an equally wide type.
+struct Format {
+  const char* name;
+  const char* other;
+};
+
+Format format_of(gq::DType type, bool complex) {
+  switch (type) {
+    case gq::DType::f16: return {"e", "e"};
+    case gq::DType::bf16: return {"H", "H"};
+    case gq::DType::f32: return complex ? Format{"Zf", "Zf"} : Format{"f", "f"};
+    case gq::DType::f64: return complex ? Format{"Zd", "Zd"} : Format{"d", "d"};
+    case gq::DType::i32: return {"i", sizeof(long) == 4 ? "l" : "i"};
+    case gq::DType::i64: return {"q", sizeof(long) == 8 ? "l" : "q"};
+  }
+  return {"", ""};
+}
+
+/// The array, if it is NumPy's own (what other exporters give may lack what is read here) and contiguous.
+ArrayIn imported(const char* what, const char* expected, nb::handle array) {
+  ArrayIn out;
+  if (PyObject_TypeCheck(array.ptr(), ndarray_type) == 0 || !out.hold(array))
     throw nb::type_error((std::string(what) + ": expected a contiguous NumPy array, " + expected).c_str());
   return out;
 }
 
-void check_aligned(const char* what, const void* data, std::size_t bytes) {
-  if (reinterpret_cast<std::uintptr_t>(data) % bytes != 0) 
+/// Throws unless the elements are of this type and aligned.
+void check_elements(const char* what, const ArrayIn& array, gq::DType type, bool complex) {
+  if (reinterpret_cast<std::uintptr_t>(array.data()) % gq::item_bytes(type) != 0)
     throw nb::value_error((std::string(what) + ": not aligned").c_str());
+  if (!array.is_of(type, complex))
+    throw nb::type_error((std::string(what) + ": expected a NumPy array of the dtype").c_str());
 }
 
-nb::dlpack::dtype dtype_for(nb::dlpack::dtype_code code, std::size_t bytes) {
-  return {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(bytes * 8), 1};
+int export_memory(PyObject* self, Py_buffer* view, int flags) {
+  static std::int64_t nothing = 0;  // The address of memory without bytes.
+  if (!nb::inst_ready(self)) {
+    view->obj = nullptr;
+    PyErr_SetString(PyExc_BufferError, "this memory was never made");
+    return -1;
+  }
+  const gq::Buffer& buffer = nb::inst_ptr<Memory>(self)->buffer;
+  void* const data = buffer.size() != 0 ? static_cast<void*>(buffer.bytes()) : &nothing;
+  return PyBuffer_FillInfo(view, self, data, static_cast<Py_ssize_t>(buffer.size()), 0, flags);
 }
+
+PyType_Slot memory_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(&export_memory)}, {0, nullptr}};
 
 }  // namespace
 
@@ -100,55 +131,58 @@ BoundSpec::BoundSpec(std::string_view dtype, std::string_view accumulate, std::s
   spec.check();
 }
 
-nb::dlpack::dtype result_dtype(const BoundSpec& bound) {
-  const std::size_t bytes = gq::item_bytes(bound.spec.storage) * bound.parts();
-  switch (bound.spec.storage) {
-    case gq::DType::bf16: return dtype_for(nb::dlpack::dtype_code::UInt, bytes);
-    case gq::DType::i32:
-    case gq::DType::i64: return dtype_for(nb::dlpack::dtype_code::Int, bytes);
-    case gq::DType::f16:
-    case gq::DType::f32:
-    case gq::DType::f64: break;
-  }
-  return dtype_for(bound.complex ? nb::dlpack::dtype_code::Complex : nb::dlpack::dtype_code::Float, bytes);
+ArrayIn::~ArrayIn() {
+  if (view_.obj != nullptr) PyBuffer_Release(&view_);
 }
 
-IdsIn ids_arg(nb::handle array) {
-  const IdsIn ids = imported<IdsIn>("indices", "an int64 vector", array);
-  check_aligned("indices", ids.data(), sizeof(std::int64_t));
+ArrayIn::ArrayIn(ArrayIn&& other) noexcept : view_(other.view_) { other.view_ = Py_buffer{}; }
+
+bool ArrayIn::hold(nb::handle array) {
+  if (PyObject_GetBuffer(array.ptr(), &view_, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) == 0) return true;
+  PyErr_Clear();
+  view_ = Py_buffer{};
+  return false;
+}
+
+bool ArrayIn::is_of(gq::DType type, bool complex) const {
+  const Format format = format_of(type, complex);
+  const char* const have = view_.format;
+  return have != nullptr && (std::strcmp(have, format.name) == 0 || std::strcmp(have, format.other) == 0) &&
+         reinterpret_cast<std::uintptr_t>(view_.buf) % gq::item_bytes(type) == 0;
+}
+
+bool is_plain_array(nb::handle object) { return Py_TYPE(object.ptr()) == ndarray_type; }
+
+ArrayIn ids_arg(nb::handle array) {
+  ArrayIn ids = imported("indices", "an int64 vector", array);
+  check_elements("indices", ids, gq::DType::i64, false);
+  if (ids.ndim() != 1) throw nb::type_error("indices: expected a vector");
   return ids;
 }
 
-ValuesIn values_arg(const BoundSpec& bound, nb::handle array) {
-  const ValuesIn values = imported<ValuesIn>("values", "an array", array);
-  if (values.dtype() != result_dtype(bound)) throw nb::type_error("values: not of the reducer's dtype");
-  check_aligned("values", values.data(), gq::item_bytes(bound.spec.storage));
+ArrayIn values_arg(const BoundSpec& bound, nb::handle array) {
+  ArrayIn values = imported("values", "an array", array);
+  check_elements("values", values, bound.spec.storage, bound.complex);
   return values;
 }
 
-void bind_arrays(nb::module_&) {
+void bind_arrays(nb::module_& m) {
   ndarray_type = reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr());
+  nb::class_<Memory>(m, "Memory", nb::is_final(), nb::type_slots(memory_slots),
+                     "Memory of a result, for NumPy to build an array on; its bytes are writable.")
+      .def("__len__", [](const Memory& self) { return self.buffer.size(); });
 }
 
-std::shared_ptr<const void> lend(const ValuesIn& values) {
-  auto held = std::make_unique<ValuesIn>(values);
-  const ValuesIn* const raw = held.get();
-  std::shared_ptr<const void> lender(raw, [](const void* array) {
+std::shared_ptr<const void> lend(ArrayIn array) {
+  auto held = std::make_unique<ArrayIn>(std::move(array));
+  const ArrayIn* const raw = held.get();
+  std::shared_ptr<const void> lender(raw, [](const void* lent) {
     if (!Py_IsInitialized()) return;  // The interpreter is gone, and its objects with it.
     const nb::gil_scoped_acquire gil;
-    delete static_cast<const ValuesIn*>(array);
+    delete static_cast<const ArrayIn*>(lent);
   });
   held.release();
   return lender;
-}
-
-ArrayOut to_array(gq::Buffer buffer, const std::vector<std::size_t>& shape, nb::dlpack::dtype dtype) {
-  static std::int64_t nothing = 0;  // The address of arrays without elements.
-  void* const data = buffer.size() != 0 ? static_cast<void*>(buffer.bytes()) : &nothing;
-  auto held = std::make_unique<gq::Buffer>(std::move(buffer));
-  nb::capsule owner(held.get(), [](void* memory) noexcept { delete static_cast<gq::Buffer*>(memory); });
-  held.release();
-  return ArrayOut(data, shape.size(), shape.data(), owner, nullptr, dtype);
 }
 
 std::vector<std::size_t> to_shape(nb::handle shape, std::size_t first, bool has_first) {

@@ -2,11 +2,11 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -16,13 +16,6 @@
 
 namespace nb = nanobind;
 namespace gq = gradquorum;
-
-/// Values as they come in: never converted, never copied, never written to.
-using ValuesIn = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
-/// Ids as they come in.
-using IdsIn = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-/// An array as it goes out; its memory comes from the pool and goes back there.
-using ArrayOut = nb::ndarray<nb::numpy>;
 
 /// A reducer's spec, and whether its elements are pairs of reals.
 struct BoundSpec {
@@ -55,20 +48,59 @@ class Unlocked {
   PyThreadState* state_ = nullptr;  ///< To be restored; null if the GIL was kept.
 };
 
-/// The ids in a NumPy array: int64 [n], contiguous, aligned; throws a TypeError or ValueError for anything else.
-IdsIn ids_arg(nb::handle array);
+/// Releases the GIL for its lifetime if that is worth it: who lets go of it may wait milliseconds to get it back.
+class UnlockedFor {
+ public:
+  /// For work on so many bytes.
+  explicit UnlockedFor(std::size_t bytes) {
+    if (bytes > locked_bytes) unlocked_.emplace();
+  }
 
-/// The values in a NumPy array of the spec's dtype, contiguous and aligned; throws as ids_arg does.
-ValuesIn values_arg(const BoundSpec& bound, nb::handle array);
+ private:
+  static constexpr std::size_t locked_bytes = 8192;  ///< So many take about a microsecond.
+  std::optional<Unlocked> unlocked_;                 ///< If it is worth it.
+};
+
+/// The memory of a NumPy array, held for as long as this lives: never converted, never copied, never written to.
+/// To be made, moved and destroyed with the GIL.
+class ArrayIn {
+ public:
+  ArrayIn() = default;
+  ~ArrayIn();
+  ArrayIn(ArrayIn&& other) noexcept;
+  ArrayIn& operator=(ArrayIn&&) = delete;
+  ArrayIn(const ArrayIn&) = delete;
+  ArrayIn& operator=(const ArrayIn&) = delete;
+
+  /// Takes hold of an array; false, and no Python error, if it is not C-contiguous or exports no memory.
+  bool hold(nb::handle array);
+
+  const void* data() const { return view_.buf; }                                        ///< First element.
+  std::size_t ndim() const { return static_cast<std::size_t>(view_.ndim); }              ///< Number of dims.
+  std::size_t dim(std::size_t i) const { return static_cast<std::size_t>(view_.shape[i]); }  ///< Size of a dim.
+  /// True if the elements are of this type, in native byte order, each at a multiple of its (real) size.
+  bool is_of(gq::DType type, bool complex) const;
+
+ private:
+  Py_buffer view_{};  ///< Its obj is null if nothing is held.
+};
+
+/// True for an object of exactly NumPy's type, false for subclasses: they may say something else of themselves.
+bool is_plain_array(nb::handle object);
+
+/// The ids in a NumPy array: int64 [n], contiguous, aligned; throws a TypeError or ValueError for anything else.
+ArrayIn ids_arg(nb::handle array);
+
+/// The values in a NumPy array of the spec's dtype, bfloat16 as uint16, contiguous, aligned; throws as ids_arg does.
+ArrayIn values_arg(const BoundSpec& bound, nb::handle array);
 
 /// Keeps the array alive; gives it up with the GIL, from whichever thread.
-std::shared_ptr<const void> lend(const ValuesIn& values);
+std::shared_ptr<const void> lend(ArrayIn array);
 
-/// Hands a buffer to NumPy as an array of `dtype`.
-ArrayOut to_array(gq::Buffer buffer, const std::vector<std::size_t>& shape, nb::dlpack::dtype dtype);
-
-/// What a reducer's results are in NumPy; bfloat16 goes out as its bits, uint16.
-nb::dlpack::dtype result_dtype(const BoundSpec& bound);
+/// A piece of the pool for NumPy to build an array on, by the buffer protocol. Goes back when the array dies.
+struct Memory {
+  gq::Buffer buffer;  ///< What it owns.
+};
 
 /// A shape from a sequence of integers; throws for negative ones and for sizes that nothing can have.
 std::vector<std::size_t> to_shape(nb::handle shape, std::size_t first, bool has_first);
@@ -101,7 +133,7 @@ class Log {
   std::vector<const Core*> pointers_;  ///< What they wrap.
 };
 
-void bind_arrays(nb::module_& m);  ///< Nothing: finds the type of NumPy's arrays.
+void bind_arrays(nb::module_& m);  ///< Memory; finds the type of NumPy's arrays.
 void bind_sparse(nb::module_& m);  ///< SparseReducer, SparseBlock.
 void bind_dense(nb::module_& m);   ///< DenseReducer, DenseBlock.
 void bind_memory(nb::module_& m);  ///< trim_memory, memory_stats, set_memory_cap.

@@ -23,27 +23,27 @@ class DenseReducer {
     DenseBlock out;
     out.core.weight = weight;
     if (array.is_none()) return out;
-    const ValuesIn value = values_arg(bound_, array);
+    ArrayIn value = values_arg(bound_, array);
     std::size_t size = bound_.parts();
-    for (std::size_t i = 0; i < value.ndim(); ++i) size = gq::checked_mul(size, value.shape(i));
+    for (std::size_t i = 0; i < value.ndim(); ++i) size = gq::checked_mul(size, value.dim(i));
+    const auto* const elements = static_cast<const unsigned char*>(value.data());
     std::shared_ptr<const void> lender;
-    if (lends) lender = lend(value);
-    const Unlocked unlocked;
-    out.core = gq::make_dense(bound_.spec, static_cast<const unsigned char*>(value.data()), size, weight, check_finite,
-                              std::move(lender));
+    if (lends) lender = lend(std::move(value));
+    const UnlockedFor unlocked(gq::checked_mul(size, gq::item_bytes(bound_.spec.storage)));
+    out.core = gq::make_dense(bound_.spec, elements, size, weight, check_finite, std::move(lender));
     return out;
   }
 
-  ArrayOut merge(nb::handle blocks, nb::handle shape, std::int64_t num_gradients) const {
+  Memory merge(nb::handle blocks, nb::handle shape, std::int64_t num_gradients) const {
     const DenseLog log(blocks);
     const std::vector<std::size_t> dims = to_shape(shape, 0, false);
     const std::size_t size = gq::checked_mul(product(dims, 0), bound_.parts());
     gq::Buffer out;
     {
-      const Unlocked unlocked;
+      const UnlockedFor unlocked(gq::checked_mul(size, log.size() + 1));
       out = gq::merge_dense(bound_.spec, log.data(), log.size(), size, num_gradients);
     }
-    return to_array(std::move(out), dims, result_dtype(bound_));
+    return Memory{std::move(out)};
   }
 
   DenseBlock compact(nb::handle blocks) const {

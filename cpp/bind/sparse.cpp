@@ -1,3 +1,4 @@
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 
@@ -15,6 +16,19 @@ struct SparseBlock {
 
 using SparseLog = Log<SparseBlock, gq::Block>;
 
+/// True if the dims after the first are those of a tuple.
+bool ends_in(const ArrayIn& values, nb::handle row_shape) {
+  if (!PyTuple_Check(row_shape.ptr()) || values.ndim() != 1 + static_cast<std::size_t>(PyTuple_Size(row_shape.ptr())))
+    return false;
+  for (std::size_t i = 1; i < values.ndim(); ++i) {
+    PyObject* const dim = PyTuple_GetItem(row_shape.ptr(), static_cast<Py_ssize_t>(i - 1));
+    const Py_ssize_t size = PyLong_AsSsize_t(dim);
+    if (size == -1 && PyErr_Occurred()) throw nb::python_error();
+    if (static_cast<std::size_t>(size) != values.dim(i)) return false;
+  }
+  return true;
+}
+
 /// The arithmetic of one sparse member. Immutable.
 class SparseReducer {
  public:
@@ -23,40 +37,42 @@ class SparseReducer {
       : bound_(dtype, accumulate, reduction, num_threads) {}
 
   SparseBlock block(nb::handle indices, nb::handle rows, double weight, bool lends, bool check_finite) const {
-    const IdsIn ids = ids_arg(indices);
-    const ValuesIn values = values_arg(bound_, rows);
+    const ArrayIn ids = ids_arg(indices);
+    ArrayIn values = values_arg(bound_, rows);
     if (values.ndim() == 0) throw nb::value_error("values: 0-dimensional");
-    if (values.shape(0) != ids.shape(0)) throw nb::value_error("values: not as many rows as ids");
-    gq::Gradient gradient;
-    gradient.num_rows = ids.shape(0);
-    gradient.width = bound_.parts();
-    for (std::size_t i = 1; i < values.ndim(); ++i) gradient.width = gq::checked_mul(gradient.width, values.shape(i));
-    gradient.ids = ids.data();
-    gradient.values = static_cast<const unsigned char*>(values.data());
-    gradient.weight = weight;
-    gradient.check_finite = check_finite;
-    if (lends) gradient.lender = lend(values);
-    SparseBlock out;
-    const Unlocked unlocked;
-    out.core = gq::make_block(bound_.spec, gradient);
+    if (values.dim(0) != ids.dim(0)) throw nb::value_error("values: not as many rows as ids");
+    return made(ids, std::move(values), weight, lends, check_finite);
+  }
+
+  std::optional<SparseBlock> plain_block(nb::handle indices, nb::handle rows, nb::handle row_shape,
+                                         std::int64_t num_table_rows, double weight, bool lends,
+                                         bool check_finite) const {
+    ArrayIn ids;
+    ArrayIn values;
+    if (!is_plain_array(indices) || !is_plain_array(rows) || !ids.hold(indices) || !values.hold(rows)) return {};
+    if (ids.ndim() != 1 || !ids.is_of(gq::DType::i64, false)) return {};
+    if (!values.is_of(bound_.spec.storage, bound_.complex)) return {};
+    if (values.ndim() == 0 || values.dim(0) != ids.dim(0) || !ends_in(values, row_shape)) return {};
+    SparseBlock out = made(ids, std::move(values), weight, lends, check_finite);
+    if (out.core.num_rows == 0) return {};
+    const std::int64_t* const ordered = out.core.ids.as<std::int64_t>();
+    if (ordered[0] < 0 || ordered[out.core.num_rows - 1] >= num_table_rows) return {};
     return out;
   }
 
-  std::tuple<ArrayOut, ArrayOut, ArrayOut> merge(nb::handle blocks, nb::handle row_shape,
-                                                 std::int64_t num_gradients) const {
+  std::tuple<std::size_t, Memory, Memory, Memory> merge(nb::handle blocks, nb::handle row_shape,
+                                                        std::int64_t num_gradients) const {
     const SparseLog log(blocks);
-    std::vector<std::size_t> shape = to_shape(row_shape, 0, true);
-    const std::size_t width = gq::checked_mul(product(shape, 1), bound_.parts());
+    const std::size_t width = gq::checked_mul(product(to_shape(row_shape, 0, false), 0), bound_.parts());
+    std::size_t bytes = 0;
+    for (std::size_t b = 0; b < log.size(); ++b) bytes += log.data()[b]->num_bytes();
     gq::Merged merged;
     {
-      const Unlocked unlocked;
+      const UnlockedFor unlocked(bytes);
       merged = gq::merge_log(bound_.spec, log.data(), log.size(), width, num_gradients);
     }
-    shape[0] = merged.num_rows;
-    const std::vector<std::size_t> rows{merged.num_rows};
-    return {to_array(std::move(merged.ids), rows, nb::dtype<std::int64_t>()),
-            to_array(std::move(merged.values), shape, result_dtype(bound_)),
-            to_array(std::move(merged.counts), rows, nb::dtype<std::int64_t>())};
+    return {merged.num_rows, Memory{std::move(merged.ids)}, Memory{std::move(merged.values)},
+            Memory{std::move(merged.counts)}};
   }
 
   SparseBlock compact(nb::handle blocks) const {
@@ -74,6 +90,24 @@ class SparseReducer {
   }
 
  private:
+  SparseBlock made(const ArrayIn& ids, ArrayIn values, double weight, bool lends, bool check_finite) const {
+    gq::Gradient gradient;
+    gradient.num_rows = ids.dim(0);
+    gradient.width = bound_.parts();
+    for (std::size_t i = 1; i < values.ndim(); ++i) gradient.width = gq::checked_mul(gradient.width, values.dim(i));
+    gradient.ids = static_cast<const std::int64_t*>(ids.data());
+    gradient.values = static_cast<const unsigned char*>(values.data());
+    gradient.weight = weight;
+    gradient.check_finite = check_finite;
+    const std::size_t row_bytes = gq::checked_mul(gradient.width, gq::item_bytes(bound_.spec.storage));
+    const std::size_t bytes = gq::checked_mul(gradient.num_rows, gq::checked_add(row_bytes, sizeof(std::int64_t)));
+    if (lends) gradient.lender = lend(std::move(values));
+    SparseBlock out;
+    const UnlockedFor unlocked(bytes);
+    out.core = gq::make_block(bound_.spec, gradient);
+    return out;
+  }
+
   const BoundSpec bound_;  ///< What it does.
 };
 
@@ -91,6 +125,9 @@ void bind_sparse(nb::module_& m) {
            nb::arg("accumulate_dtype"), nb::arg("reduction_type"), nb::arg("num_threads"))
       .def("block", &SparseReducer::block, nb::arg("indices"), nb::arg("values"),
            nb::arg("weight"), nb::arg("lend"), nb::arg("check_finite"))
+      .def("plain_block", &SparseReducer::plain_block, nb::arg("indices"), nb::arg("values"), nb::arg("row_shape"),
+           nb::arg("num_table_rows"), nb::arg("weight"), nb::arg("lend"), nb::arg("check_finite"),
+           "Return None for whatever `block` would refuse, and for anything else that needs a second look.")
       .def("merge", &SparseReducer::merge, nb::arg("blocks"), nb::arg("row_shape"), nb::arg("num_gradients"))
       .def("compact", &SparseReducer::compact, nb::arg("blocks"))
       .def("distinct_bytes", &SparseReducer::distinct_bytes, nb::arg("blocks"));

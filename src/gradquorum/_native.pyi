@@ -2,31 +2,50 @@
 The native engine of gradquorum: arithmetic on gradients, and nothing else.
 """
 
-from numpy.typing import NDArray
+
 
 def end_calls() -> None:
     """
     Wait for the calls of other threads; those that come later keep the GIL. To be called when the program ends.
     """
 
+class Memory:
+    """
+    Memory of a result, for NumPy to build an array on; its bytes are writable.
+    """
+
+    def __len__(self) -> int: ...
+
 class SparseBlock:
     """One sparse gradient, or the merged prefix of a log. Immutable."""
 
     @property
     def num_bytes(self) -> int: ...
+
     @property
     def lent(self) -> bool: ...
+
     @property
     def finite(self) -> bool: ...
+
     def __len__(self) -> int: ...
 
 class SparseReducer:
     """The arithmetic of one sparse member."""
 
     def __init__(self, dtype: str, accumulate_dtype: str, reduction_type: str, num_threads: int) -> None: ...
+
     def block(self, indices: object, values: object, weight: float, lend: bool, check_finite: bool) -> SparseBlock: ...
-    def merge(self, blocks: object, row_shape: object, num_gradients: int) -> tuple[NDArray, NDArray, NDArray]: ...
+
+    def plain_block(self, indices: object, values: object, row_shape: object, num_table_rows: int, weight: float, lend: bool, check_finite: bool) -> SparseBlock | None:
+        """
+        Return None for whatever `block` would refuse, and for anything else that needs a second look.
+        """
+
+    def merge(self, blocks: object, row_shape: object, num_gradients: int) -> tuple[int, Memory, Memory, Memory]: ...
+
     def compact(self, blocks: object) -> SparseBlock: ...
+
     def distinct_bytes(self, blocks: object) -> int: ...
 
 class DenseBlock:
@@ -34,8 +53,10 @@ class DenseBlock:
 
     @property
     def num_bytes(self) -> int: ...
+
     @property
     def lent(self) -> bool: ...
+
     @property
     def finite(self) -> bool: ...
 
@@ -43,9 +64,13 @@ class DenseReducer:
     """The arithmetic of one dense member."""
 
     def __init__(self, dtype: str, accumulate_dtype: str, reduction_type: str, num_threads: int) -> None: ...
+
     def block(self, value: object | None, weight: float, lend: bool, check_finite: bool) -> DenseBlock: ...
-    def merge(self, blocks: object, shape: object, num_gradients: int) -> NDArray: ...
+
+    def merge(self, blocks: object, shape: object, num_gradients: int) -> Memory: ...
+
     def compact(self, blocks: object) -> DenseBlock: ...
+
     def distinct_bytes(self, blocks: object) -> int: ...
 
 def trim_memory() -> int:

@@ -275,6 +275,10 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseGradient]):
         Source:
             TensorFlow's `SparseAccumulatorApplyGradient`, which drops stale gradients without a word.
         """
+        if grad_shape is None:
+            receipt = self._apply_plain(grad_indices, grad_values, local_step, worker, sequence, weight, copy, timeout)
+            if receipt is not None:
+                return receipt
         gradient, step = check_sparse(self._member, "", grad_indices, grad_values, grad_shape, local_step)
         return self._apply((gradient,), step, worker, sequence, weight, copy, timeout)
 
@@ -486,13 +490,5 @@ def build_sparse(spec: SparseSpec, member: Any, merged: Merged) -> SparseGradien
     """Return the sparse gradient of one member of a merged round."""
     indices, values, counts = member
     rows = spec.shape[0] if spec.shape else None
-    shape = np.array([-1 if rows is None else rows, *values.shape[1:]], np.int64)
-    return SparseGradient(
-        indices,
-        values,
-        shape,
-        num_gradients=merged.num_gradients,
-        step=merged.step,
-        counts=counts,
-        workers=merged.workers,
-    )
+    shape = np.array((-1 if rows is None else rows, *values.shape[1:]), np.int64)
+    return SparseGradient(indices, values, shape, merged.num_gradients, merged.step, counts, merged.workers)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gradquorum.dtypes import convert, is_bfloat16
 from gradquorum.errors import InvalidArgumentError, InvalidDTypeError, no_memory
 
-__all__ = ["as_dims", "as_index_vector", "as_integer", "as_values", "split_torch_sparse"]
+__all__ = ["MAX_INT64", "as_contiguous", "as_dims", "as_index_vector", "as_integer", "as_values", "split_torch_sparse"]
 
 MAX_INT64 = 2**63 - 1
 _NO_ARRAYS = (int, float, complex, list, tuple)
@@ -71,6 +71,14 @@ def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
         return convert(array, dtype)
     except MemoryError as error:
         raise no_memory(error) from error
+
+
+def as_contiguous(array: NDArray[Any], borrowed: bool) -> tuple[NDArray[Any], bool]:
+    """Return the array if it is contiguous and aligned, else a private copy; and whether it is the caller's memory."""
+    flags = array.flags
+    if flags.c_contiguous and flags.aligned:
+        return array, borrowed
+    return _cast(array, array.dtype), False
 
 
 def _kind_rank(dtype: np.dtype[Any]) -> int | None:

@@ -33,7 +33,8 @@ class Budget:
 
     def look_again(self) -> None:
         """Wake who waits for room: some was freed, or none can be any more. The caller holds the lock."""
-        wake_all(self._line)
+        if self._line:
+            wake_all(self._line)
 
     def cancel_closed(self) -> None:
         """End the waits of closed handles. The caller holds the lock."""

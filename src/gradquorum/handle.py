@@ -13,7 +13,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
-from gradquorum.arrays import as_integer
+from gradquorum.arrays import MAX_INT64, as_integer
 from gradquorum.dtypes import round_weight
 from gradquorum.errors import (
     CancelledError,
@@ -73,6 +73,40 @@ class AbstractAccumulator(ABC, Generic[R]):
         *,
         warn_stale: bool = True,
     ) -> ApplyReceipt:
+        worker, sequence, weight, timeout = self._check_terms(worker, sequence, weight, timeout)
+        receipt = self._target.apply(Offer(gradients, local_step, worker, sequence, weight, not copy, timeout))
+        if receipt.status is ApplyStatus.STALE and local_step == 0 and warn_stale:
+            self._warn_stale(receipt)
+        return receipt
+
+    def _apply_plain(
+        self,
+        indices: Any,
+        values: Any,
+        local_step: Any,
+        worker: int | str | None,
+        sequence: int | None,
+        weight: float,
+        copy: bool,
+        timeout: float | None,
+        *,
+        warn_stale: bool = True,
+    ) -> ApplyReceipt | None:
+        """Do what checking and `_apply` do, faster; None, and nothing has happened, if that needs a closer look."""
+        if local_step is not None and (type(local_step) is not int or not -MAX_INT64 <= local_step <= MAX_INT64):
+            return None
+        try:
+            worker, sequence, weight, timeout = self._check_terms(worker, sequence, weight, timeout)
+        except InvalidArgumentError:
+            return None  # the gradient is looked at before its terms
+        receipt = self._target.apply_plain(indices, values, local_step, worker, sequence, weight, not copy, timeout)
+        if receipt is not None and receipt.status is ApplyStatus.STALE and local_step == 0 and warn_stale:
+            self._warn_stale(receipt)
+        return receipt
+
+    def _check_terms(
+        self, worker: Any, sequence: Any, weight: Any, timeout: Any
+    ) -> tuple[int | str | None, int | None, float, float | None]:
         if worker is not None:
             worker = check_worker(worker)
         elif self._needs_worker:
@@ -81,11 +115,9 @@ class AbstractAccumulator(ABC, Generic[R]):
             sequence = _check_sequence(worker, sequence)
         if type(weight) is not float or weight != 1.0:
             weight = self._check_weight(weight)
-        offer = Offer(gradients, local_step, worker, sequence, weight, not copy, check_timeout(timeout))
-        receipt = self._target.apply(offer)
-        if receipt.status is ApplyStatus.STALE and local_step == 0 and warn_stale and not self._warned_stale:
-            self._warn_stale(receipt)
-        return receipt
+        if timeout is not None:
+            timeout = check_timeout(timeout)
+        return worker, sequence, weight, timeout
 
     def _check_weight(self, weight: Any) -> float:
         if isinstance(weight, (bool, np.bool_)) or not isinstance(weight, (int, float, np.integer, np.floating)):
@@ -105,6 +137,8 @@ class AbstractAccumulator(ABC, Generic[R]):
         return number
 
     def _warn_stale(self, receipt: ApplyReceipt) -> None:
+        if self._warned_stale:
+            return
         self._warned_stale = True
         warnings.warn(
             f"a gradient with local_step=0 was dropped as stale: the round is at step {receipt.step}. Give the "
@@ -128,7 +162,7 @@ class AbstractAccumulator(ABC, Generic[R]):
 
     def _check_take(self, num_required: Any, exact: bool) -> int:
         number = as_integer("num_required", num_required)
-        if not isinstance(exact, (bool, np.bool_)):
+        if exact is not False and not isinstance(exact, (bool, np.bool_)):
             raise InvalidArgumentError(f"exact: expected True or False, got {exact!r}")
         if number < 1:
             raise InvalidArgumentError(f"num_required must be positive, but was {number}")
@@ -317,7 +351,7 @@ class AbstractAccumulator(ABC, Generic[R]):
 
 def make_options(arguments: dict[str, Any]) -> Options:
     """Return the checked options among a constructor's arguments."""
-    return Options(**{name: arguments[name] for name in Options.__dataclass_fields__})
+    return Options(**{name: arguments[name] for name in Options._fields})
 
 
 def check_worker(worker: Any) -> int | str:

@@ -65,7 +65,6 @@ class SparseGradient:
         indices: NDArray[np.int64],
         values: NDArray[Any],
         shape: NDArray[np.int64],
-        *,
         num_gradients: int,
         step: int,
         counts: NDArray[np.int64],
@@ -89,7 +88,8 @@ class SparseGradient:
         return (self.indices, self.values, self.shape)[item]
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, tuple(getattr(self, name) for name in SparseGradient.__slots__)
+        state = (self.indices, self.values, self.shape, self.num_gradients, self.step, self.counts, self.workers)
+        return SparseGradient, state
 
     def as_indexed_slices(self) -> IndexedSlices:
         """Return the same arrays as `IndexedSlices`."""
@@ -100,9 +100,3 @@ class SparseGradient:
             f"SparseGradient({len(self.indices)} rows of shape {self.values.shape[1:]}, {self.values.dtype}; "
             f"num_gradients={self.num_gradients}, step={self.step})"
         )
-
-
-def _rebuild(counts: Any, indices: Any, num_gradients: int, shape: Any, step: int, values: Any, workers: Any) -> Any:
-    return SparseGradient(
-        indices, values, shape, num_gradients=num_gradients, step=step, counts=counts, workers=workers
-    )

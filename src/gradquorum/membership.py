@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 __all__ = ["Membership", "Worker", "sort_workers", "worker_key"]
 
@@ -20,6 +20,8 @@ class Membership:
         """Every worker that ever joined, and whether it is there now."""
         self._expected = expected_workers
         self._max_per_worker = max_per_worker
+        self.most = None if expected_workers is None or max_per_worker is None else expected_workers * max_per_worker
+        """How many gradients one round can ever hold; None if there is no bound. Never changes."""
 
     def join(self, worker: Worker) -> None:
         self._live[worker] = True
@@ -35,14 +37,7 @@ class Membership:
     @property
     def left(self) -> tuple[Worker, ...]:
         """Return the workers that have left, in `sort_workers` order."""
-        return sort_workers(worker for worker, live in self._live.items() if not live)
-
-    @property
-    def most(self) -> int | None:
-        """Return how many gradients one round can ever hold; None if there is no bound."""
-        if self._expected is None or self._max_per_worker is None:
-            return None
-        return self._expected * self._max_per_worker
+        return sort_workers([worker for worker, live in self._live.items() if not live])
 
     def capacity(self, accepted: dict[Worker, int]) -> int | None:
         """Return how many gradients the live workers can add to a round.
@@ -60,9 +55,9 @@ class Membership:
         return sum(most - accepted.get(worker, 0) for worker, live in self._live.items() if live)
 
 
-def sort_workers(workers: Iterable[Worker]) -> tuple[Worker, ...]:
+def sort_workers(workers: Collection[Worker]) -> tuple[Worker, ...]:
     """Sort workers: numbers first, then names."""
-    return tuple(sorted(workers, key=worker_key))
+    return tuple(sorted(workers, key=worker_key)) if workers else ()
 
 
 def worker_key(worker: Worker) -> tuple[bool, int, str]:

@@ -53,7 +53,6 @@ class ApplyReceipt:
         step: int,
         lag: int,
         num_accumulated: int,
-        *,
         first_status: ApplyStatus | None = None,
         borrower: Callable[[], object] | None = None,
     ) -> None:
@@ -102,7 +101,7 @@ def _rebuild(
     lent: bool,
     released: bool,
 ) -> ApplyReceipt:
-    receipt = ApplyReceipt(status, step, lag, num_accumulated, first_status=first_status)
+    receipt = ApplyReceipt(status, step, lag, num_accumulated, first_status)
     receipt.lent = lent
     if lent and not released:
         receipt._borrower = _never_released

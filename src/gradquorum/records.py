@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from gradquorum.receipts import ApplyStatus
-
-__all__ = ["Batch", "Contribution", "Figures", "FormConflict", "Forms", "Prefix", "Verdict", "either"]
+__all__ = ["Batch", "Contribution", "Figures", "FormConflict", "Forms", "Prefix", "either"]
 
 Forms = tuple[tuple[int, ...] | None, ...]
 """For each member the shape of a row (dense: of the array), None where it is not known."""
@@ -16,9 +14,6 @@ Forms = tuple[tuple[int, ...] | None, ...]
 def either(first: Forms, second: Forms) -> Forms:
     """Return for each member the shape that is known."""
     return tuple(b if a is None else a for a, b in zip(first, second, strict=True))
-
-
-_NOBODY: frozenset[int | str] = frozenset()
 
 
 class FormConflict(Exception):
@@ -39,36 +34,48 @@ class Contribution:
         blocks: one for each member of the round.
         forms: the row shape of each member's block.
         num_bytes: memory that the blocks keep alive.
+        finite: whether all that was looked at is neither NaN nor infinite.
+        lent: whether a block reads an array of the caller's.
         num_gradients: 1, or the length of the prefix.
         worker: who offered it; None if it gave no name.
         sequence: the worker's number for it, or None.
-        workers: all the named workers in it.
     """
 
-    __slots__ = ("__weakref__", "blocks", "forms", "num_bytes", "num_gradients", "sequence", "worker", "workers")
+    __slots__ = (
+        "__weakref__",
+        "blocks",
+        "finite",
+        "forms",
+        "lent",
+        "num_bytes",
+        "num_gradients",
+        "sequence",
+        "worker",
+    )
 
     def __init__(
         self,
         blocks: tuple[Any, ...],
         forms: Forms,
         num_bytes: int,
-        *,
         worker: int | str | None = None,
         sequence: int | None = None,
+        *,
+        finite: bool = True,
+        lent: bool = False,
         num_gradients: int = 1,
-        workers: frozenset[int | str] = _NOBODY,
     ) -> None:
         self.blocks = blocks
         self.forms = forms
         self.num_bytes = num_bytes
+        self.finite = finite
+        self.lent = lent
         self.worker = worker
         self.sequence = sequence
         self.num_gradients = num_gradients
-        self.workers = workers if worker is None else frozenset((worker,))
 
 
-@dataclass(slots=True)
-class Batch:
+class Batch(NamedTuple):
     """A detached round: what one take delivers."""
 
     contributions: list[Contribution]
@@ -80,6 +87,8 @@ class Batch:
     """The round's step before it was detached."""
     serial: int
     """Counts the rounds detached: older ones are delivered first."""
+    workers: Collection[int | str]
+    """The named workers whose gradients are in it, each once."""
 
 
 class Prefix:
@@ -90,16 +99,6 @@ class Prefix:
     def __init__(self, contributions: list[Contribution], serial: int) -> None:
         self.contributions = contributions
         self.serial = serial
-
-
-class Verdict(NamedTuple):
-    """The judgement of one gradient."""
-
-    status: ApplyStatus
-    step: int
-    lag: int
-    num_accumulated: int
-    first_status: ApplyStatus | None = None
 
 
 class Figures(NamedTuple):

@@ -20,14 +20,15 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
+from collections.abc import Collection
 
 from gradquorum.budget import Budget
 from gradquorum.errors import ClosedError, DeadlineExceededError, InvalidArgumentError, UnavailableError
 from gradquorum.marks import NO_MARKS, Marks
 from gradquorum.membership import Membership, Worker
 from gradquorum.publication import Publication
-from gradquorum.receipts import ApplyStatus
-from gradquorum.records import Batch, Contribution, Figures, FormConflict, Forms, Prefix, Verdict, either
+from gradquorum.receipts import ApplyReceipt, ApplyStatus
+from gradquorum.records import Batch, Contribution, Figures, FormConflict, Forms, Prefix, either
 from gradquorum.waiters import Deadline, Handle, Ticket, cancel_closed, leave_line, may_wait
 
 __all__ = ["MAX_STEP", "Round"]
@@ -132,9 +133,7 @@ class Round:
 
     # Applies
 
-    def offer(
-        self, handle: Handle, contribution: Contribution, local_step: int | None, *, finite: bool = True
-    ) -> Verdict | None:
+    def offer(self, handle: Handle, contribution: Contribution, local_step: int | None) -> ApplyReceipt | None:
         """Judge one gradient; None if there is no memory for it and nothing has been judged.
 
         Raises:
@@ -158,14 +157,16 @@ class Round:
                         first = marks.status_of(sequence)
                         if first is not None:
                             self._membership.join(worker)
-                            return Verdict(ApplyStatus.DUPLICATE, step, 0, self._count, first)
+                            return ApplyReceipt(ApplyStatus.DUPLICATE, step, 0, self._count, first)
                 forms, lag = self._forms, 0
                 if local_step is not None and local_step < step:
                     status, lag = ApplyStatus.STALE, step - local_step
                 else:
-                    if forms != contribution.forms:
+                    if not self._log:
+                        forms = contribution.forms
+                    elif forms != contribution.forms:
                         forms = self._merged_forms(contribution.forms)
-                    if not finite:
+                    if not contribution.finite:
                         status = ApplyStatus.SKIPPED
                     elif self._max_per_worker is not None and accepted >= self._max_per_worker:
                         status = ApplyStatus.REFUSED
@@ -177,7 +178,7 @@ class Round:
                     marks = marks.judged(sequence, status)
                 if worker is not None:
                     self._membership.join(worker)
-                end = len(self._log)
+                added = (contribution,)
                 if version == self._version:
                     break
             # Commit.
@@ -185,7 +186,7 @@ class Round:
             if worker is not None and sequence is not None:
                 self._marks[worker] = marks
             if status is ApplyStatus.ACCEPTED:
-                self._log[end:] = (contribution,)
+                self._log += added
                 self._count += 1
                 self.budget.log_bytes += contribution.num_bytes
                 self._forms = forms
@@ -196,7 +197,8 @@ class Round:
             count = self._count
             if self._queue:
                 self._serve()
-        return Verdict(status, step, lag, count)
+        borrower = weakref.ref(contribution) if contribution.lent and status is ApplyStatus.ACCEPTED else None
+        return ApplyReceipt(status, step, lag, count, None, borrower)
 
     def _merged_forms(self, offered: Forms) -> Forms:
         """Return the round's row shapes with those of one more gradient."""
@@ -247,8 +249,10 @@ class Round:
             ClosedError: the handle has been closed.
         """
         with self._lock:
-            self._settle()
-            self._check_open(ticket.handle)
+            if self.abandoned or self._queue:
+                self._settle()
+            if ticket.handle.closed:
+                self._check_open(ticket.handle)
             most = self._membership.most
             if most is not None and ticket.num_required > most:
                 raise InvalidArgumentError(
@@ -372,15 +376,17 @@ class Round:
         accepted: dict[Worker, int] = {}
         count, forms = 0, self._no_forms
         num_bytes = self.budget.log_bytes
+        workers: Collection[Worker] = self._accepted
         if ticket.exact:
             taken, rest = self._log[: ticket.num_required], self._log[ticket.num_required :]
             num_bytes = sum(contribution.num_bytes for contribution in taken)
+            workers = {contribution.worker for contribution in taken if contribution.worker is not None}
             count = len(rest)
             for contribution in rest:
                 forms = either(forms, contribution.forms)
                 if contribution.worker is not None:
                     accepted[contribution.worker] = accepted.get(contribution.worker, 0) + 1
-        batch = Batch(taken, self._forms, self._count - count, num_bytes, self.step, self._serial)
+        batch = Batch(taken, self._forms, self._count - count, num_bytes, self.step, self._serial, workers)
         if version != self._version:
             return  # `_serve` looks again
         # Commit.
@@ -425,10 +431,17 @@ class Round:
     def begin_compaction(self, *, above_bytes: int) -> Prefix | None:
         """Return the log for the caller to merge, if it is larger than that and nobody else is at it."""
         with self._lock:
-            if self._is_compacting() or len(self._log) < 2 or self.budget.log_bytes <= above_bytes:
-                return None
-            prefix = Prefix(list(self._log), self._serial)
-            self._compaction = weakref.ref(prefix)
+            while True:
+                version = self._version
+                if self._is_compacting() or len(self._log) < 2 or self.budget.log_bytes <= above_bytes:
+                    return None
+                prefix = Prefix(list(self._log), self._serial)
+                compaction = weakref.ref(prefix)
+                if version == self._version:
+                    break
+            # Commit.
+            self._version += 1
+            self._compaction = compaction
             return prefix
 
     def _is_compacting(self) -> bool:
@@ -440,14 +453,14 @@ class Round:
         num_bytes = sum(contribution.num_bytes for contribution in prefix.contributions)
         line = max(compact_above_bytes, self._compact_from_bytes)
         with self._lock:
-            self._compaction = None
+            # Commit. Nobody else compacts before the end of it: what `length` counts is the prefix until then.
+            self._version += 1
             if prefix.serial == self._serial:
-                # Commit.
-                self._version += 1
                 self.compact_above_bytes = line
                 if merged is not None:
                     self._log[:length] = (merged,)
                     self.budget.log_bytes += merged.num_bytes - num_bytes
+            self._compaction = None
             self.budget.look_again()
 
     # Steps

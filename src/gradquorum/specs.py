@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 
@@ -22,8 +21,11 @@ _MAX_DIMS = 32
 """A NumPy array has no more in every release that we support."""
 
 
-@dataclass(frozen=True, slots=True, init=False)
 class _MemberSpec:
+    """What sparse and dense members share. Immutable; equal if all it says is."""
+
+    __slots__ = ("dtype", "reduction_type", "shape")
+
     dtype: np.dtype[Any]
     shape: tuple[int | None, ...]
     reduction_type: str
@@ -45,11 +47,26 @@ class _MemberSpec:
     def _check_size(self, sizes: tuple[int | None, ...], dtype: np.dtype[Any]) -> None:
         if len(sizes) > _MAX_DIMS:
             raise InvalidArgumentError(f"shape: expected at most {_MAX_DIMS} dims, got {len(sizes)}")
-        known = [size for size in sizes[self._first_dim_of_values :] if size is not None]
+        known = [size for size in sizes[self._first_dim_of_values :] if size]  # NumPy, too, leaves zeros out
         if math.prod(known) * dtype.itemsize > MAX_BYTES:
             raise InvalidArgumentError(f"shape: expected rows of less than 2**63 bytes, got {sizes}")
 
     _first_dim_of_values = 0
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"{name}: a {type(self).__name__} does not change; make another one")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        self.__setattr__(name, None)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.dtype, self.shape, self.reduction_type)
+
+    def __eq__(self, other: object) -> bool:
+        return self.__reduce__() == other.__reduce__() if isinstance(other, _MemberSpec) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.__reduce__())
 
     def describe(self) -> str:
         """Return the spec in words, for messages."""
@@ -98,10 +115,7 @@ class DenseSpec(_MemberSpec):
         return self.describe()
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options that all accumulators and groups share, checked."""
-
+class _Options(NamedTuple):
     order: str = "arrival"
     compact: bool = True
     accumulate_dtype: Any = None
@@ -114,7 +128,23 @@ class Options:
     num_threads: int | None = None
     engine: str | None = None
 
-    def __post_init__(self) -> None:
+
+class Options(_Options):
+    """The options that all accumulators and groups share, checked."""
+
+    __slots__ = ()
+
+    def __new__(cls, **options: Any) -> Self:
+        """Check options given by name; those that are not have their defaults."""
+        self = super().__new__(cls, **options)
+        return self._replace(**self._checked())
+
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]:
+        return (), self._asdict()
+
+    def _checked(self) -> dict[str, Any]:
+        """Return the options that are to be written in another way."""
+        changed: dict[str, Any] = {}
         allowed = {
             "order": ("arrival", "worker"),
             "compact": (True, False),
@@ -133,33 +163,39 @@ class Options:
             number = as_integer(name, value)
             if number < 1:
                 raise InvalidArgumentError(f"{name}: expected 1 or more, or None; got {number}")
-            object.__setattr__(self, name, number)
+            changed[name] = number
         if self.accumulate_dtype is not None:
-            object.__setattr__(self, "accumulate_dtype", as_dtype(self.accumulate_dtype))
+            changed["accumulate_dtype"] = as_dtype(self.accumulate_dtype)
         if self.engine is not None:
             get_engine(self.engine)  # refuses one that is not here
+        return changed
 
     def describe(self, *, changed_only: bool) -> list[str]:
         """Return the options that change results, in words. The engine and its threads change only the speed."""
         default = Options()
         return [
             f"{name}={_describe(getattr(self, name))}"
-            for name in Options.__dataclass_fields__
+            for name in Options._fields
             if name not in ("engine", "num_threads")
             and not (changed_only and getattr(self, name) == getattr(default, name))
         ]
 
 
-@dataclass(frozen=True, slots=True)
 class RoundSpec:
-    """All that fixes what a round does with what it is offered."""
+    """All that fixes what a round does with what it is offered.
 
-    kind: str
-    """The class of the accumulator or group, for comparing and for messages."""
-    members: Mapping[str, SparseSpec | DenseSpec]
-    options: Options
+    Attributes:
+        kind: the class of the accumulator or group, for comparing and for messages.
+        members: by name.
+        options: of the whole round.
+    """
 
-    def __post_init__(self) -> None:
+    __slots__ = ("kind", "members", "options")
+
+    def __init__(self, kind: str, members: Mapping[str, SparseSpec | DenseSpec], options: Options) -> None:
+        self.kind = kind
+        self.members = members
+        self.options = options
         self.reducer_specs()  # refuses an accumulate_dtype that does not fit
 
     def reducer_specs(self) -> list[ReducerSpec]:

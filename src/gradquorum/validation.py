@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gradquorum.arrays import as_dims, as_index_vector, as_integer, as_values
+from gradquorum.arrays import as_contiguous, as_dims, as_index_vector, as_integer, as_values
 from gradquorum.errors import InvalidArgumentError
 from gradquorum.specs import MAX_BYTES, DenseSpec, SparseSpec
 
@@ -107,6 +107,8 @@ def check_sparse(
         late = _declared_error(where, spec.shape, array.shape)  # 10
     if late is None and dims:
         late = _trailing_error(where, dims, row_shape)  # 11
+    if late is None:
+        array, borrowed = as_contiguous(array, borrowed)
     return CheckedSparse(ids, array, row_shape, borrowed, late), step
 
 
@@ -192,6 +194,8 @@ def check_dense(spec: DenseSpec, where: str, value: Any) -> CheckedDense:
         and all(want is None or want == got for want, got in zip(declared, array.shape, strict=True))
     )
     late = None if fits else _dense_error(where, declared, array.shape)
+    if fits:
+        array, borrowed = as_contiguous(array, borrowed)
     return CheckedDense(array, borrowed, late)
 
 

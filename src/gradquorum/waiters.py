@@ -104,7 +104,7 @@ class Ticket(Waiter):
     __slots__ = ("batch", "delivered", "exact", "num_required", "since")
 
     def __init__(self, handle: Handle, num_required: int, exact: bool, wake: Callable[[], Any] | None = None) -> None:
-        super().__init__(handle, wake)
+        Waiter.__init__(self, handle, wake)
         self.num_required = num_required
         self.exact = exact
         self.since = time.monotonic()

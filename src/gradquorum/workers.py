@@ -111,6 +111,22 @@ class SparseWorker(AbstractWorker):
 
         Arguments, result and errors are those of `SparseConditionalAccumulator.apply_grad`.
         """
+        self._check_live()
+        if grad_shape is None:
+            receipt = self._accumulator._apply_plain(
+                grad_indices,
+                grad_values,
+                self._step,
+                self._name,
+                self._sequence,
+                weight,
+                copy,
+                timeout,
+                warn_stale=False,
+            )
+            if receipt is not None:
+                self._sequence += 1
+                return receipt
         gradient, _ = check_sparse(self._member, "", grad_indices, grad_values, grad_shape)
         return self._offer((gradient,), weight, copy, timeout)
 

@@ -2,6 +2,7 @@
 
 import itertools
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -95,6 +96,36 @@ def test_check_1_array_of_another_dtype_names_both(make, dtype):
         acc.apply_grad([0], np.ones((1, 1), dtype))
     assert dtype in str(caught.value)
     assert "float32" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "complex128", "int32", "int64"]
+)
+def test_check_1_arrays_of_no_other_dtype_are_taken_for_the_accumulator_s(make, dtype):
+    acc = make.sparse(dtype, (5, 1), reduction_type="SUM")
+    everything = [np.dtype(code) for code in np.typecodes["All"]] + [np.dtype(ml_dtypes.bfloat16), np.dtype("i4, f4")]
+    taken = []
+    for other in everything:
+        for ids in ([0], np.array([0])):
+            try:
+                acc.apply_grad(ids, np.zeros((1, 1), other))
+                taken.append(other)
+            except gq.InvalidDTypeError:
+                assert other != acc.dtype
+    assert taken
+    assert set(taken) == {acc.dtype}
+
+
+@pytest.mark.parametrize("grad_shape", [None, [5, 1]])
+@pytest.mark.parametrize("terms", [{"weight": 2.0}, {"sequence": 3}, {"timeout": -1}, {"worker": 1.5}])
+def test_gradient_is_checked_before_its_terms(make, grad_shape, terms):
+    acc = make.sparse("float32", (5, 1))
+    with unchanged(acc), pytest.raises(gq.InvalidDTypeError, match="float64"):
+        acc.apply_grad(np.array([0]), np.ones((1, 1)), grad_shape, **terms)
+    with unchanged(acc), pytest.raises(gq.InvalidArgumentError, match="exceeded limits"):
+        acc.apply_grad(np.array([9]), column(1), grad_shape, **terms)
+    with unchanged(acc), pytest.raises(gq.InvalidArgumentError, match=next(iter(terms))):
+        acc.apply_grad(np.array([0]), column(1), grad_shape, **terms)
 
 
 def test_check_5_zero_ids_with_rows_is_refused(make):

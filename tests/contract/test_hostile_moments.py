@@ -13,6 +13,7 @@ import pytest
 
 import gradquorum as gq
 from gradquorum import background as background_module
+from gradquorum.records import Prefix
 from gradquorum.targets import local
 from tests.support import TIMEOUT, accept, available_engines, column, only_local
 
@@ -230,3 +231,27 @@ def test_log_handler_that_fails_ends_neither_takes_nor_timers(make, monkeypatch)
             acc.submit_take(1, timeout=0.01).result(TIMEOUT)
     finally:
         logger.removeHandler(handler)
+
+
+def test_compaction_within_a_compaction_loses_no_gradient(make):
+    # The profiler's hook stands for a signal handler at the worst of moments: the prefix is chosen, but not yet marked.
+    acc = make.sparse("int64", (5000, 1), reduction_type="SUM")
+    ids, ones = np.arange(5000), np.ones((5000, 1), np.int64)
+    nested = 0
+
+    def interrupt(frame, event, _):
+        nonlocal nested
+        if event == "return" and frame.f_code is Prefix.__init__.__code__:
+            sys.setprofile(None)
+            nested = sum(bool(acc.apply_grad(ids, ones, local_step=None)) for _ in range(20))
+
+    sys.setprofile(interrupt)
+    try:
+        accepted = sum(bool(acc.apply_grad(ids, ones, local_step=None)) for _ in range(20))
+    finally:
+        sys.setprofile(None)
+    taken = acc.take_grad(1)
+    assert nested == 20
+    assert taken.num_gradients == accepted + nested
+    assert (taken.values == accepted + nested).all()
+    assert (taken.counts == accepted + nested).all()

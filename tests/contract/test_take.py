@@ -212,7 +212,7 @@ def test_timeout_zero_does_not_wait(acc):
     started = time.monotonic()
     with pytest.raises(gq.DeadlineExceededError):
         acc.take_grad(1, timeout=0)
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 5
 
 
 def test_timeout_error_carries_and_prints_the_figures(acc):

@@ -50,6 +50,20 @@ class Made:
         """Return values as they cross the border: bfloat16 as its bits."""
         return values.view(np.uint16) if getattr(values, "dtype", None) == BFLOAT16 else values
 
+    @property
+    def wire(self):
+        """The dtype in which values cross the border."""
+        return np.dtype(np.uint16) if self.dtype == BFLOAT16 else self.dtype
+
+    def arrays(self, merged, row):
+        """Return the arrays on the memory of a sparse merge: ids, values as they cross, counts."""
+        num_rows, indices, values, counts = merged
+        return (
+            np.ndarray(num_rows, np.int64, indices),
+            np.ndarray((num_rows, *row), self.wire, values),
+            np.ndarray(num_rows, np.int64, counts),
+        )
+
     def back(self, values):
         return values.view(BFLOAT16) if self.dtype == BFLOAT16 else values
 
@@ -57,7 +71,7 @@ class Made:
         """Tell whether these values must be taken."""
         if type(values) is not np.ndarray or not values.flags.c_contiguous or not values.flags.aligned:
             return False
-        return values.dtype == (np.uint16 if self.dtype == BFLOAT16 else self.dtype) and values.dtype.isnative
+        return values.dtype == self.wire and values.dtype.isnative
 
 
 def spoil(rng, arguments):
@@ -78,17 +92,24 @@ def _sparse_block(fuzz, rng, made, row):
     given = made.crossing(values_given(rng, values)) if one_in(rng, 3) else made.crossing(values)
     named = ids_given(rng, right) if one_in(rng, 3) else right
     weight, lend, finite = made.weight(rng), one_in(rng, 2), one_in(rng, 2)
-    block, error = fuzz.inside(made.native.block, named, given, weight, lend, finite)
     right_ids = type(named) is np.ndarray and named.dtype == np.int64 and named.dtype.isnative
     right_ids = right_ids and named.ndim == 1 and named.flags.c_contiguous and named.flags.aligned
     fits = right_ids and made.fits(given) and given.ndim > 0 and len(given) == len(named)
+    if one_in(rng, 3):
+        limit = pick(rng, [1, 40, 2**63 - 1])
+        block, error = fuzz.inside(made.native.plain_block, named, given, row, limit, weight, lend, finite)
+        plain = fits and len(named) > 0 and named.min() >= 0 and named.max() < limit and given.shape[1:] == row
+        check(error is not None or (block is not None) == plain, "plain: what was taken, what is right", block, plain)
+        if block is None:
+            return
+    else:
+        block, error = fuzz.inside(made.native.block, named, given, weight, lend, finite)
     if error is not None:
         check(not fits, "a right block was refused", named, given, error)
         return
     got_ids, got = np.asarray(named), np.asarray(given)
     check(got_ids.dtype == np.int64 and got_ids.dtype.isnative, "wrong ids were taken", got_ids.dtype)
-    wire = np.uint16 if made.dtype == BFLOAT16 else made.dtype
-    check(got.dtype == wire and len(got) == len(got_ids), "wrong values were taken", got.dtype, got.shape)
+    check(got.dtype == made.wire and len(got) == len(got_ids), "wrong values were taken", got.dtype, got.shape)
     twin = made.reference.block(got_ids.copy(), made.back(got.copy()), weight=weight, check_finite=finite)
     check(block.finite == twin.finite, "finite")
     check(len(block) == len(twin.indices) and block.num_bytes >= 8 * len(block), "len")
@@ -128,7 +149,7 @@ def _merged_sparse(fuzz, rng, made, foreign):
         blocks.insert(int(rng.integers(len(blocks) + 1)), pick(rng, foreign))
         merged, error = fuzz.inside(made.native.merge, container(blocks), row, num_gradients)
         if error is None:
-            _well_formed(*merged, row)
+            _well_formed(*made.arrays(merged, row), row)
         return
     if one_in(rng, 10):
         merged, error = fuzz.inside(made.native.merge, *spoil(rng, [container(blocks), row, num_gradients]))
@@ -139,6 +160,7 @@ def _merged_sparse(fuzz, rng, made, foreign):
         check(not fits, "a right merge was refused: blocks, row, error", len(blocks), row, error)
         return
     check(fits, "rows of different widths were merged")
+    merged = made.arrays(merged, row)
     if sources:
         expected = made.reference.merge([twin for _, twin, _ in sources], row, num_gradients)
         for got, want in zip((merged[0], made.back(merged[1]), merged[2]), expected, strict=True):
@@ -221,7 +243,8 @@ def _merged_dense(fuzz, rng, made, shape, foreign):
     if error is not None:
         check(len(arguments[0]) > len(sources) or not _fit(sources), "dense merge", error)
         return
-    check(merged.shape == shape, "shape")
+    check(len(merged) == math.prod(shape) * made.wire.itemsize, "size")
+    merged = np.ndarray(shape, made.wire, merged)
     if len(arguments[0]) == len(sources) and sources:
         expected = made.reference.merge([twin for _, twin, _ in sources], shape, arguments[2])
         check(same_bits(made.back(merged), expected), "dense merge: got, want", merged, expected)

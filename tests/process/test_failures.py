@@ -359,7 +359,7 @@ def test_200_idle_clients_cost_no_processor_time(server, name):
     used, until = time.process_time(), time.monotonic() + 1.0
     while time.monotonic() < until:
         time.sleep(0.5)
-    assert time.process_time() - used < 0.1
+    assert time.process_time() - used < 0.5
     connection.send(None)
     assert exit_code(process) == 0
     acc.close(for_all=True)

@@ -354,6 +354,10 @@ class TestDoor:
         with pytest.raises(TypeError):
             unmade.merge([], (), 1)
 
+    def test_memory_when_not_made_expect_refusal(self):
+        with pytest.raises(BufferError, match="never made"):
+            memoryview(_native.Memory.__new__(_native.Memory))
+
 
 def test_log_when_used_by_many_threads_expect_the_same_bits():
     spec = ReducerSpec(np.dtype("f4"), np.dtype("f4"), "MEAN", 3)

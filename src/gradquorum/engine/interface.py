@@ -19,8 +19,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +27,7 @@ from numpy.typing import NDArray
 __all__ = ["AbstractDenseReducer", "AbstractEngine", "AbstractSparseReducer", "Block", "ReducerSpec"]
 
 
-@dataclass(frozen=True, slots=True)
-class ReducerSpec:
+class ReducerSpec(NamedTuple):
     """What fixes the arithmetic of one member of a round.
 
     Attributes:
@@ -88,6 +86,26 @@ class AbstractSparseReducer(ABC):
         Raises:
             MemoryError: there is no room.
         """
+
+    def plain_block(
+        self,
+        indices: Any,
+        values: Any,
+        row_shape: tuple[int, ...],
+        num_table_rows: int,
+        weight: float,
+        lend: bool,
+        check_finite: bool,
+    ) -> Block | None:
+        """Check one gradient and do what `block` does, if it is as plain as can be.
+
+        Plain are int64 ids `[n]` from 0 to below `num_table_rows`, and values `[n, *row_shape]` of the dtype, n above
+        0, both in contiguous NumPy arrays. None for all others, right or wrong: they need a closer look.
+
+        Raises:
+            MemoryError: there is no room.
+        """
+        return None
 
     @abstractmethod
     def merge(

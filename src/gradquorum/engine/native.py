@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ __all__ = ["NativeEngine"]
 
 atexit.register(_native.end_calls)
 
+_INT64 = np.dtype(np.int64)
+
 
 def _num_threads(asked: int | None) -> int:
     """Return how many threads a merge may use: those asked for, or one for each core of this process."""
@@ -37,12 +39,11 @@ def _num_threads(asked: int | None) -> int:
 class _Door:
     """What sparse and dense members share: how arrays cross. bfloat16 crosses as its bits."""
 
-    __slots__ = ("_as_bits", "_dtype", "_native", "_view_out")
+    __slots__ = ("_as_bits", "_dtype", "_native")
 
     def __init__(self, spec: ReducerSpec, native_type: Any) -> None:
         self._dtype = spec.dtype
         self._as_bits = is_bfloat16(spec.dtype)
-        self._view_out = self._as_bits or spec.dtype == np.int64
         self._native = native_type(
             spec.dtype.name, spec.accumulate_dtype.name, spec.reduction_type, _num_threads(spec.num_threads)
         )
@@ -54,15 +55,13 @@ class _Door:
             values = np.array(values, order="C")
         return values.view(np.uint16) if self._as_bits else values
 
-    def _out(self, values: NDArray[Any]) -> NDArray[Any]:
-        return values.view(self._dtype) if self._view_out else values
-
 
 class _SparseReducer(_Door, AbstractSparseReducer):
-    __slots__ = ()
+    __slots__ = ("_merge",)
 
     def __init__(self, spec: ReducerSpec) -> None:
         super().__init__(spec, _native.SparseReducer)
+        self._merge = self._native.merge
 
     def block(
         self,
@@ -78,12 +77,27 @@ class _SparseReducer(_Door, AbstractSparseReducer):
         block: Block = self._native.block(indices, crossing, weight, lend, check_finite)
         return block
 
+    def _plain_block_of_bits(self, indices: Any, values: Any, *terms: Any) -> Block | None:
+        if type(values) is not np.ndarray or values.dtype != self._dtype:
+            return None
+        block: Block | None = self._native.plain_block(indices, values.view(np.uint16), *terms)
+        return block
+
+    @property
+    def plain_block(self) -> Callable[..., Block | None]:
+        # The core's own function, without a method around it: here every call counts.
+        plain_block: Callable[..., Block | None] = self._native.plain_block
+        return self._plain_block_of_bits if self._as_bits else plain_block
+
     def merge(
         self, blocks: Sequence[Block], row_shape: tuple[int, ...], num_gradients: int
     ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]:
-        indices, values, counts = self._native.merge(blocks, row_shape, num_gradients)
-        # What comes by DLPack is NumPy's `longlong`, which equals int64 and yet is another type.
-        return indices.view(np.int64), self._out(values), counts.view(np.int64)
+        num_rows, indices, values, counts = self._merge(blocks, row_shape, num_gradients)
+        return (
+            np.ndarray((num_rows,), _INT64, indices),
+            np.ndarray((num_rows, *row_shape), self._dtype, values),
+            np.ndarray((num_rows,), _INT64, counts),
+        )
 
     def compact(self, blocks: Sequence[Block]) -> Block:
         block: Block = self._native.compact(blocks)
@@ -111,7 +125,7 @@ class _DenseReducer(_Door, AbstractDenseReducer):
         return block
 
     def merge(self, blocks: Sequence[Block], shape: tuple[int, ...], num_gradients: int) -> NDArray[Any]:
-        return self._out(self._native.merge(blocks, shape, num_gradients))
+        return np.ndarray(shape, self._dtype, self._native.merge(blocks, shape, num_gradients))
 
     def compact(self, blocks: Sequence[Block]) -> Block:
         block: Block = self._native.compact(blocks)

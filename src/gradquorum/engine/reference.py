@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +28,7 @@ __all__ = ["ReferenceEngine"]
 _quiet = np.errstate(all="ignore")
 
 
-@dataclass(frozen=True, slots=True)
-class _SparseBlock:
+class _SparseBlock(NamedTuple):
     """One gradient, or the merged prefix of a log."""
 
     indices: NDArray[np.int64]
@@ -49,13 +47,12 @@ class _SparseBlock:
         return self.indices.nbytes + self.rows.nbytes + (0 if self.counts is None else self.counts.nbytes)
 
 
-@dataclass(frozen=True, slots=True)
-class _DenseBlock:
+class _DenseBlock(NamedTuple):
     """One gradient, or the running sum of several."""
 
     total: NDArray[Any] | None
     """Real, any shape flattened to `[n]`; None if no gradient so far carried this member."""
-    count: int
+    num_carriers: int
     """Gradients that carried this member."""
     weight: float
     weighted: bool
@@ -173,7 +170,7 @@ class _DenseReducer(_Arithmetic, AbstractDenseReducer):
         summed = self._sum(cast("Sequence[_DenseBlock]", blocks))
         if summed.total is None:
             return np.zeros(shape, self._result_dtype)
-        values = self._reduced(summed.total.reshape(1, -1), summed.count, num_gradients, summed.weight)
+        values = self._reduced(summed.total.reshape(1, -1), summed.num_carriers, num_gradients, summed.weight)
         return values.reshape(shape)
 
     @_quiet
@@ -196,7 +193,7 @@ class _DenseReducer(_Arithmetic, AbstractDenseReducer):
                 total = value.copy()
             else:
                 total += value
-        count = sum(block.count for block in blocks)
+        count = sum(block.num_carriers for block in blocks)
         return _DenseBlock(total, count, _total_weight(blocks), weighted=True, lent=False, finite=True)
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
+from gradquorum.arrays import MAX_INT64
 from gradquorum.dtypes import round_weight
 from gradquorum.engine import get_engine
 from gradquorum.errors import InvalidArgumentError, ResourceExhaustedError, no_memory
 from gradquorum.membership import sort_workers, worker_key
-from gradquorum.receipts import ApplyReceipt, ApplyStatus
+from gradquorum.receipts import ApplyReceipt
 from gradquorum.records import Batch, Contribution, FormConflict, Prefix
 from gradquorum.round import Round
 from gradquorum.specs import DenseSpec, RoundSpec, SparseSpec
@@ -21,7 +23,6 @@ from gradquorum.waiters import Deadline, Handle
 __all__ = ["RoundHost"]
 
 _COMPACT_FROM_BYTES = 1 << 20
-_NOBODY: frozenset[int | str] = frozenset()
 _SPARSE_GROWTH = 2.5
 """A log is merged when it is that many times as large as its distinct rows."""
 
@@ -49,6 +50,8 @@ class RoundHost:
         self._by_worker = options.order == "worker"
         self._compacts = options.compact and not self._by_worker
         self._check_finite = options.on_nonfinite != "keep"
+        self._refuses_nonfinite = options.on_nonfinite == "raise"
+        self._plain_block, self._row_shape, self._num_table_rows = self._plainest()
         self.coroutines: set[Any] = set()
         """The takes that coroutines wait for, in case their event loop is closed under them."""
         self.round = Round(
@@ -60,50 +63,98 @@ class RoundHost:
             compact_from_bytes=0 if only_dense else _COMPACT_FROM_BYTES,
         )
 
+    def _plainest(self) -> tuple[Callable[..., Any] | None, tuple[int, ...] | None, int]:
+        """Return what `apply_plain` needs: how to make a block, the row shape (None for any), the rows of the table."""
+        spec = self._specs[0]
+        rows, *row_shape = spec.shape or (None,)
+        if len(self._specs) > 1 or isinstance(spec, DenseSpec) or (spec.shape and None in row_shape):
+            return None, None, 0
+        known = tuple(size for size in row_shape if size is not None)
+        return self._reducers[0].plain_block, known if spec.shape else None, MAX_INT64 if rows is None else rows
+
     # Applies
 
     def apply(self, handle: Handle, offer: Offer, deadline: Deadline | None = None) -> ApplyReceipt:
         """Put a gradient in order, copy it, and have it judged. The deadline is by default that of the offer."""
         self._raise_late_error(offer)
         try:
-            contribution, finite = self._contribution(offer)
+            contribution = self._contribution(offer)
         except MemoryError as error:
             raise no_memory(error) from error
-        if not finite and self.spec.options.on_nonfinite == "raise":
+        if not contribution.finite and self._refuses_nonfinite:
             names = [self._where(i) or "grad: " for i, block in enumerate(contribution.blocks) if not block.finite]
             raise InvalidArgumentError(f"{''.join(names)}expected finite values, got NaN or infinity")
-        while True:
-            try:
-                verdict = self.round.offer(handle, contribution, offer.local_step, finite=finite)
-            except FormConflict as conflict:
-                self._raise_conflict(offer, conflict.member, conflict.expected)
-                raise  # cannot happen: the forms do differ
-            if verdict is not None:
-                break
-            deadline = deadline or Deadline(offer.timeout)
-            if not self._compact(when_full=True):
-                self.round.wait_for_room(handle, contribution.num_bytes, deadline)
-        accepted = verdict.status is ApplyStatus.ACCEPTED
-        lent = accepted and any(
-            block.lent and gradient.borrowed
-            for block, gradient in zip(contribution.blocks, offer.gradients, strict=True)
-        )
-        receipt = ApplyReceipt(
-            verdict.status,
-            verdict.step,
-            verdict.lag,
-            verdict.num_accumulated,
-            first_status=verdict.first_status,
-            borrower=weakref.ref(contribution) if lent else None,
-        )
+        try:
+            receipt = self._offer(handle, contribution, offer.local_step, offer.timeout, deadline)
+        except FormConflict as conflict:
+            self._raise_conflict(offer, conflict.member, conflict.expected)
+            raise  # cannot happen: the forms do differ
         del contribution  # from here on only the log keeps it
-        if accepted and self._compacts and self.round.budget.log_bytes > self.round.compact_above_bytes:
+        if self._compacts and self.round.budget.log_bytes > self.round.compact_above_bytes:
             self._compact()
         return receipt
 
-    def _contribution(self, offer: Offer) -> tuple[Contribution, bool]:
+    def apply_plain(
+        self,
+        handle: Handle,
+        indices: Any,
+        values: Any,
+        local_step: int | None,
+        worker: int | str | None,
+        sequence: int | None,
+        weight: float,
+        lend: bool,
+        timeout: float | None,
+    ) -> ApplyReceipt | None:
+        """Check and apply in one go; None, and nothing has happened, unless it is the plainest of gradients.
+
+        That is what `AbstractSparseReducer.plain_block` takes, for the one sparse member of a round.
+        """
+        plain_block, row_shape = self._plain_block, self._row_shape
+        if plain_block is None or type(values) is not np.ndarray:
+            return None
+        if row_shape is None:
+            row_shape = values.shape[1:]
+        if self._weight_dtypes[0] is not None:
+            weight = round_weight(weight, self._weight_dtypes[0])
+        try:
+            block = plain_block(indices, values, row_shape, self._num_table_rows, weight, lend, self._check_finite)
+        except MemoryError as error:
+            raise no_memory(error) from error
+        if block is None or (self._refuses_nonfinite and not block.finite):
+            return None
+        contribution = Contribution(
+            (block,), (row_shape,), block.num_bytes, worker, sequence, finite=block.finite, lent=block.lent
+        )
+        try:
+            receipt = self._offer(handle, contribution, local_step, timeout)
+        except FormConflict:
+            return None
+        del block, contribution
+        if self._compacts and self.round.budget.log_bytes > self.round.compact_above_bytes:
+            self._compact()
+        return receipt
+
+    def _offer(
+        self,
+        handle: Handle,
+        contribution: Contribution,
+        local_step: int | None,
+        timeout: float | None,
+        deadline: Deadline | None = None,
+    ) -> ApplyReceipt:
+        """Have a contribution judged, when there is room for it."""
+        while True:
+            receipt = self.round.offer(handle, contribution, local_step)
+            if receipt is not None:
+                return receipt
+            deadline = deadline or Deadline(timeout)
+            if not self._compact(when_full=True):
+                self.round.wait_for_room(handle, contribution.num_bytes, deadline)
+
+    def _contribution(self, offer: Offer) -> Contribution:
         blocks: list[Any] = []
-        num_bytes, finite = 0, True
+        num_bytes, finite, lent = 0, True, False
         for reducer, weight_dtype, gradient in zip(self._reducers, self._weight_dtypes, offer.gradients, strict=True):
             weight = 1.0 if weight_dtype is None else round_weight(offer.weight, weight_dtype)
             lend = offer.lend or not gradient.borrowed  # what was converted for us need not be copied again
@@ -112,9 +163,9 @@ class RoundHost:
             blocks.append(block)
             num_bytes += block.num_bytes
             finite = finite and block.finite
+            lent = lent or (block.lent and gradient.borrowed)
         forms = tuple([gradient.row_shape for gradient in offer.gradients])
-        contribution = Contribution(tuple(blocks), forms, num_bytes, worker=offer.worker, sequence=offer.sequence)
-        return contribution, finite
+        return Contribution(tuple(blocks), forms, num_bytes, offer.worker, offer.sequence, finite=finite, lent=lent)
 
     def _raise_late_error(self, offer: Offer) -> None:
         for member, gradient in enumerate(offer.gradients):
@@ -171,7 +222,6 @@ class RoundHost:
             forms,
             sum(block.num_bytes for block in blocks),
             num_gradients=sum(contribution.num_gradients for contribution in contributions),
-            workers=_workers(contributions),
         )
         return merged, line
 
@@ -187,23 +237,17 @@ class RoundHost:
         if self._by_worker:
             contributions = sorted(contributions, key=_worker_order)
         try:
-            members = [
-                reducer.merge(
-                    [contribution.blocks[i] for contribution in contributions],
-                    _empty_shape(spec) if form is None else form,
-                    batch.num_gradients,
-                )
-                for i, (reducer, spec, form) in enumerate(zip(self._reducers, self._specs, batch.forms, strict=True))
-            ]
+            members = []
+            for i, reducer in enumerate(self._reducers):
+                blocks = [contribution.blocks[i] for contribution in contributions]
+                form = batch.forms[i]
+                shape = _empty_shape(self._specs[i]) if form is None else form
+                members.append(reducer.merge(blocks, shape, batch.num_gradients))
         except MemoryError as error:
             raise ResourceExhaustedError(
                 f"no memory for the result: {error or 'allocation failed'}; the round is kept whole for the next take"
             ) from error
-        return Merged(members, batch.num_gradients, batch.step, sort_workers(_workers(contributions)))
-
-
-def _workers(contributions: Sequence[Contribution]) -> frozenset[int | str]:
-    return _NOBODY.union(*[contribution.workers for contribution in contributions])
+        return Merged(members, batch.num_gradients, batch.step, sort_workers(batch.workers))
 
 
 def _worker_order(contribution: Contribution) -> tuple[tuple[bool, int, str], bool, int]:

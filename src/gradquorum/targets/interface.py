@@ -49,6 +49,23 @@ class AbstractTarget(ABC):
     def apply(self, offer: Offer) -> ApplyReceipt:
         """Offer a gradient."""
 
+    def apply_plain(
+        self,
+        indices: Any,
+        values: Any,
+        local_step: int | None,
+        worker: int | str | None,
+        sequence: int | None,
+        weight: float,
+        lend: bool,
+        timeout: float | None,
+    ) -> ApplyReceipt | None:
+        """Check a sparse gradient and offer it in one go; None, and nothing has happened, if that takes a closer look.
+
+        A shortcut that a target may have: `apply` with a checked gradient does the same.
+        """
+        return None
+
     @abstractmethod
     def take(self, num_required: int, timeout: float | None, exact: bool, build: Callable[[Merged], T]) -> T:
         """Wait for a round and return what `build` makes of it. It is delivered when this returns."""

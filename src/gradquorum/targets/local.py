@@ -118,19 +118,40 @@ class LocalTarget(AbstractTarget):
         self._round  # noqa: B018 - checks the process
         return self._host.apply(self._handle, offer)
 
+    def apply_plain(
+        self,
+        indices: Any,
+        values: Any,
+        local_step: int | None,
+        worker: int | str | None,
+        sequence: int | None,
+        weight: float,
+        lend: bool,
+        timeout: float | None,
+    ) -> ApplyReceipt | None:
+        if self._made_at_fork != _num_forks:
+            return None  # `apply` says why not
+        return self._host.apply_plain(
+            self._handle, indices, values, local_step, worker, sequence, weight, lend, timeout
+        )
+
     # Takes. From the moment a ticket exists until its result is returned, an exception leads to
     # `abandon(ticket)`: one C call, so that no second signal can come between, after which the round keeps
     # what the ticket held. Nothing is called between `deliver` and `return`.
 
     def take(self, num_required: int, timeout: float | None, exact: bool, build: Callable[[Merged], T]) -> T:
         round_, host = self._round, self._host
-        _reclaim(host)
+        if host.coroutines:
+            _reclaim(host)
         abandon = round_.abandoned.append
         ticket = Ticket(self._handle, num_required, exact)
         try:
             round_.enqueue(ticket)
-            _wait(round_, ticket, Deadline(timeout))
-            result = build(_merge(host, ticket))
+            if ticket.batch is None:
+                _wait(round_, ticket, Deadline(timeout))
+                ticket.raise_error()
+            assert ticket.batch is not None
+            result = build(host.merge(ticket.batch))
             round_.deliver(ticket)
             return result
         except BaseException:
@@ -252,12 +273,6 @@ class LocalTarget(AbstractTarget):
     @property
     def closed(self) -> bool:
         return self._handle.closed
-
-
-def _merge(host: RoundHost, ticket: Ticket) -> Merged:
-    ticket.raise_error()
-    assert ticket.batch is not None
-    return host.merge(ticket.batch)
 
 
 def _wait(round_: Round, ticket: Ticket, deadline: Deadline) -> None:
@@ -390,7 +405,9 @@ class _BackgroundTake(Generic[T]):
         if self._timer is not None:
             background.cancel(self._timer)
         try:
-            result = work[0](_merge(self._host, ticket))
+            ticket.raise_error()
+            assert ticket.batch is not None
+            result = work[0](self._host.merge(ticket.batch))
         except BaseException as error:
             work[1](ticket, None, error)
         else:

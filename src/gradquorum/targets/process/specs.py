@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import numpy as np
 
 from gradquorum.errors import InvalidArgumentError
@@ -25,7 +23,7 @@ def to_spec(spec: RoundSpec) -> Spec:
         )
         for name, member in spec.members.items()
     )
-    options = {field.name: getattr(spec.options, field.name) for field in fields(Options)}
+    options = spec.options._asdict()
     words = {name: value.name if isinstance(value, np.dtype) else value for name, value in options.items()}
     return Spec(to_text(spec.kind), members, words)
 
@@ -36,7 +34,7 @@ def from_spec(spec: Spec) -> RoundSpec:
     Raises:
         InvalidArgumentError: there can be no such round.
     """
-    unknown = set(spec.options) - {field.name for field in fields(Options)}
+    unknown = set(spec.options) - set(Options._fields)
     if unknown:
         raise InvalidArgumentError(f"options: expected those of this release, got {sorted(unknown)}")
     if not spec.members:
@@ -46,4 +44,4 @@ def from_spec(spec: Spec) -> RoundSpec:
         kind = SparseSpec if member.sparse else DenseSpec
         reduction = from_text(member.reduction_type)
         members[from_text(member.name)] = kind(from_text(member.dtype), member.shape, reduction)
-    return RoundSpec(from_text(spec.kind), members, Options(**spec.options))  # type: ignore[arg-type]  # it checks
+    return RoundSpec(from_text(spec.kind), members, Options(**spec.options))
