@@ -181,7 +181,13 @@ class Options(_Options):
         ]
 
 
-class RoundSpec:
+class _RoundSpec(NamedTuple):
+    kind: str
+    members: Mapping[str, SparseSpec | DenseSpec]
+    options: Options
+
+
+class RoundSpec(_RoundSpec):
     """All that fixes what a round does with what it is offered.
 
     Attributes:
@@ -190,13 +196,13 @@ class RoundSpec:
         options: of the whole round.
     """
 
-    __slots__ = ("kind", "members", "options")
+    __slots__ = ()
 
-    def __init__(self, kind: str, members: Mapping[str, SparseSpec | DenseSpec], options: Options) -> None:
-        self.kind = kind
-        self.members = members
-        self.options = options
-        self.reducer_specs()  # refuses an accumulate_dtype that does not fit
+    def __new__(cls, kind: str, members: Mapping[str, SparseSpec | DenseSpec], options: Options) -> Self:
+        """Refuse an `accumulate_dtype` that does not fit a member."""
+        self = super().__new__(cls, kind, members, options)
+        self.reducer_specs()
+        return self
 
     def reducer_specs(self) -> list[ReducerSpec]:
         """Return what the engine needs to know, for each member."""
