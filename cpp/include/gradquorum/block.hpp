@@ -61,7 +61,7 @@ inline bool sum_groups(const Spec& spec, const Ordered& order, std::size_t disti
   const std::size_t groups = std::max<std::size_t>(1, piece_bytes / 4 / (row_bytes + 1));
   const std::size_t total = order.ends[distinct - 1];
   std::atomic<bool> finite{true};
-  const bool spread = distinct * row_bytes >= spread_copy_bytes;
+  const bool spread = distinct * row_bytes >= spread_bytes;
   ThreadPool::run(spread ? spec.num_threads : 1, (distinct + groups - 1) / groups, [&](std::size_t i) {
     const std::size_t begin = i * groups;
     RowsTask task;

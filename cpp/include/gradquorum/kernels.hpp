@@ -144,50 +144,53 @@ GRADQUORUM_FN A weight_at(const RowsTask& task, const std::uint32_t* weight_of, 
   else return A{};
 }
 
-/// Adds up one vector of each of `count` rows, divides, and writes the result.
-template <class S, class A, class D, bool Weighted>
-GRADQUORUM_FN void sum_vector(const RowsTask& task, const RowAddress* rows, const std::uint32_t* weight_of,
-                              std::size_t count, std::size_t at, bool divide, A divisor, unsigned char* out) {
-  Wide<A> sum;
-  load_part<S, A, Weighted>(rows[0] & ~accumulated_tag, (rows[0] & accumulated_tag) != 0, at,
-                            weight_at<A, Weighted>(task, weight_of, 0), sum);
-  for (std::size_t j = 1; j < count; ++j) {
-    Wide<A> row;
-    load_part<S, A, Weighted>(rows[j] & ~accumulated_tag, (rows[j] & accumulated_tag) != 0, at,
-                              weight_at<A, Weighted>(task, weight_of, j), row);
-    sum += row;
-  }
-  if (divide) sum /= divisor;
-  store<A, D>(out + at * sizeof(D), sum, task.stream);
+/// K full vectors side by side. A chain and not an array, which would live in memory.
+template <class A, int K>
+struct Pack {
+  Wide<A> head;
+  Pack<A, K - 1> tail;
+};
+template <class A>
+struct Pack<A, 1> {
+  Wide<A> head;
+};
+
+/// Adds a pack of one row to the sums, or starts them with it if First.
+template <class S, class A, bool Weighted, bool First, int K>
+GRADQUORUM_FN void add_pack(RowAddress row, bool accumulated, std::size_t at, A weight, Pack<A, K>& sums) {
+  Wide<A> part;
+  load_part<S, A, Weighted>(row, accumulated, at, weight, part);
+  if constexpr (First) sums.head = part;
+  else sums.head += part;
+  if constexpr (K > 1) add_pack<S, A, Weighted, First>(row, accumulated, at + lanes<A>, weight, sums.tail);
 }
 
-/// The same for four vectors at a time. Spelled out, because arrays of vectors would live in memory.
-template <class S, class A, class D, bool Weighted>
+/// Divides all vectors of a pack.
+template <class A, int K>
+GRADQUORUM_FN void divide_pack(Pack<A, K>& sums, A divisor) {
+  sums.head /= divisor;
+  if constexpr (K > 1) divide_pack(sums.tail, divisor);
+}
+
+/// Writes a pack as D.
+template <class A, class D, int K>
+GRADQUORUM_FN void store_pack(unsigned char* to, const Pack<A, K>& sums, bool stream) {
+  store<A, D>(to, sums.head, stream);
+  if constexpr (K > 1) store_pack<A, D>(to + lanes<A> * sizeof(D), sums.tail, stream);
+}
+
+/// Adds up K vectors of each of `count` rows, divides, and writes the result.
+template <class S, class A, class D, bool Weighted, int K>
 GRADQUORUM_FN void sum_vectors(const RowsTask& task, const RowAddress* rows, const std::uint32_t* weight_of,
                                std::size_t count, std::size_t at, bool divide, A divisor, unsigned char* out) {
-  constexpr std::size_t n = lanes<A>;
-  Wide<A> sum0{}, sum1{}, sum2{}, sum3{};
-  for (std::size_t j = 0; j < count; ++j) {
-    const RowAddress row = rows[j] & ~accumulated_tag;
-    const bool accumulated = (rows[j] & accumulated_tag) != 0;
-    const A weight = weight_at<A, Weighted>(task, weight_of, j);
-    Wide<A> row0, row1, row2, row3;
-    load_part<S, A, Weighted>(row, accumulated, at, weight, row0);
-    load_part<S, A, Weighted>(row, accumulated, at + n, weight, row1);
-    load_part<S, A, Weighted>(row, accumulated, at + 2 * n, weight, row2);
-    load_part<S, A, Weighted>(row, accumulated, at + 3 * n, weight, row3);
-    if (j == 0) {
-      sum0 = row0, sum1 = row1, sum2 = row2, sum3 = row3;
-    } else {
-      sum0 += row0, sum1 += row1, sum2 += row2, sum3 += row3;
-    }
-  }
-  if (divide) sum0 /= divisor, sum1 /= divisor, sum2 /= divisor, sum3 /= divisor;
-  unsigned char* const to = out + at * sizeof(D);
-  store<A, D>(to, sum0, task.stream);
-  store<A, D>(to + n * sizeof(D), sum1, task.stream);
-  store<A, D>(to + 2 * n * sizeof(D), sum2, task.stream);
-  store<A, D>(to + 3 * n * sizeof(D), sum3, task.stream);
+  Pack<A, K> sums;
+  add_pack<S, A, Weighted, true>(rows[0] & ~accumulated_tag, (rows[0] & accumulated_tag) != 0, at,
+                                 weight_at<A, Weighted>(task, weight_of, 0), sums);
+  for (std::size_t j = 1; j < count; ++j)
+    add_pack<S, A, Weighted, false>(rows[j] & ~accumulated_tag, (rows[j] & accumulated_tag) != 0, at,
+                                    weight_at<A, Weighted>(task, weight_of, j), sums);
+  if (divide) divide_pack(sums, divisor);
+  store_pack<A, D>(out + at * sizeof(D), sums, task.stream);
 }
 
 /// One element of a row in the accumulate type.
@@ -219,10 +222,11 @@ GRADQUORUM_FN void sum_element(const RowsTask& task, const RowAddress* rows, con
   std::memcpy(out + at * sizeof(D), &result, sizeof(D));
 }
 
-/// Asks for the first lines of a row that will be read soon.
+/// Asks for the lines of the first bytes of a row that will be read soon. A row need not begin where a line does.
 GRADQUORUM_FN void fetch_row(RowAddress row, std::size_t bytes) {
-  const char* const base = reinterpret_cast<const char*>(row);
-  for (std::size_t line = 0; line < bytes; line += 64) __builtin_prefetch(base + line, 0, 3);
+  const RowAddress end = row + bytes;
+  for (RowAddress line = row & ~RowAddress{63}; line < end; line += 64)
+    __builtin_prefetch(reinterpret_cast<const char*>(line), 0, 3);
 }
 
 /// Adds up the groups of a task.
@@ -252,10 +256,12 @@ GRADQUORUM_TARGET void sum_rows(const RowsTask& task) {
       divisor = task.number > 0 ? static_cast<A>(task.number) : static_cast<A>(task.count);
     }
     std::size_t at = 0;
+    for (; at + 8 * n <= width; at += 8 * n)
+      sum_vectors<S, A, D, Weighted, 8>(task, rows, weight_of, count, at, divide, divisor, out);
     for (; at + 4 * n <= width; at += 4 * n)
-      sum_vectors<S, A, D, Weighted>(task, rows, weight_of, count, at, divide, divisor, out);
+      sum_vectors<S, A, D, Weighted, 4>(task, rows, weight_of, count, at, divide, divisor, out);
     for (; at + n <= width; at += n)
-      sum_vector<S, A, D, Weighted>(task, rows, weight_of, count, at, divide, divisor, out);
+      sum_vectors<S, A, D, Weighted, 1>(task, rows, weight_of, count, at, divide, divisor, out);
     for (; at < width; ++at) sum_element<S, A, D, Weighted>(task, rows, weight_of, count, at, divide, divisor, out);
     first += count;
     out += out_bytes;

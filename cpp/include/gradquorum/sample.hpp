@@ -33,14 +33,18 @@ struct IdSample {
     constexpr std::size_t most = 2048;
     IdSample out;
     if (count < from_rows) return out;
-    std::uint64_t kept[most];
+    std::uint64_t kept[most + 1];
     out.limit /= count / (most / 2);
+    std::uint64_t limit = out.limit;
+    std::size_t size = 0;
     for (std::size_t i = 0; i < count; ++i) {
       const std::uint64_t hash = hash_id(ids[i]);
-      if (hash > out.limit) continue;
-      while (out.size == most) out.size = halve(kept, most, out.limit);
-      if (hash <= out.limit) kept[out.size++] = hash;
+      kept[size] = hash;  // Stays if the size grows past it: nothing to predict.
+      size += hash <= limit;
+      while (size > most) size = halve(kept, size, limit);
     }
+    out.size = size;
+    out.limit = limit;
     out.hashes = Buffer(out.size * sizeof(std::uint64_t));
     if (out.size != 0) std::memcpy(out.hashes.bytes(), kept, out.hashes.size());
     return out;
