@@ -11,7 +11,7 @@ from gradquorum.errors import InvalidArgumentError
 from gradquorum.groups import AccumulatorGroup
 from gradquorum.handle import AbstractAccumulator
 from gradquorum.specs import RoundSpec
-from gradquorum.targets import attach_target, set_default
+from gradquorum.targets import attach_target, open_shared, set_default
 
 __all__ = ["attach", "connect", "reattach", "spawning_key"]
 
@@ -88,12 +88,19 @@ def reattach(
     address: str,
     authkey: bytes | None,
 ) -> AbstractAccumulator[Any]:
-    """Unpickle a handle."""
+    """Unpickle a handle: attach to the round that it was a handle on.
+
+    Raises:
+        ClosedError: the round has been closed, or is not at this server any more.
+        InvalidArgumentError: another round has its name by now.
+        UnavailableError: there is no server.
+    """
     if authkey is not None:
         from gradquorum.targets.process.address import know_key
 
         know_key(address, authkey)
-    return kind._attached(spec, shared_name, name, address)
+    opened = open_shared(address, shared_name, spec, create=False)
+    return kind._attached(spec, shared_name, name, opened)
 
 
 def spawning_key(address: str) -> bytes | None:

@@ -11,7 +11,7 @@ from gradquorum.specs import RoundSpec
 from gradquorum.targets.interface import AbstractTarget, Merged, Offer
 from gradquorum.targets.local import attach_local, open_local
 
-__all__ = ["AbstractTarget", "Merged", "Offer", "attach_target", "open_target", "set_default"]
+__all__ = ["AbstractTarget", "Merged", "Offer", "attach_target", "open_shared", "open_target", "set_default"]
 
 _default: str | None = None
 """What `target=None` means: a server's address, or None for this process."""
@@ -60,8 +60,11 @@ def attach_target(shared_name: str, target: object) -> tuple[AbstractTarget, Rou
     return opened, opened.spec
 
 
-def open_shared(target: object, shared_name: str | None, spec: RoundSpec | None) -> Any:
-    """Create a round in a server, or attach to the one of that name; without a spec, to whatever it is."""
+def open_shared(target: object, shared_name: str | None, spec: RoundSpec | None, *, create: bool = True) -> Any:
+    """Create a round in a server, or attach to the one of that name; without a spec, to whatever it is.
+
+    With ``create=False`` it only attaches, and raises `ClosedError` if the round is not there.
+    """
     if shared_name is None:
         shared_name = f"private-{os.urandom(16).hex()}"
     if isinstance(target, os.PathLike):
@@ -71,7 +74,7 @@ def open_shared(target: object, shared_name: str | None, spec: RoundSpec | None)
             raise GradQuorumError(f"target={target!r}: several processes need Linux, and this is {sys.platform}")
         from gradquorum.targets.process.target import open_remote
 
-        return open_remote(target, shared_name, spec)
+        return open_remote(target, shared_name, spec, create)
     server = sys.modules.get("gradquorum.targets.process.server")
     if server is not None and isinstance(target, server.Server):
         return target.open(spec, shared_name)

@@ -10,6 +10,7 @@ import shutil
 import socket
 import stat
 import tempfile
+import time
 
 from gradquorum.errors import InvalidArgumentError, UnavailableError
 
@@ -20,6 +21,10 @@ _KEY_BYTES = 32
 _MAX_KEY_BYTES = 4096
 _MAX_PATH_BYTES = 107
 """Of a Unix socket on Linux."""
+_MAX_BACKLOG = 2**16 - 1
+"""Linux makes it as much as it allows (net.core.somaxconn)."""
+_DIAL_SECONDS = 30.0
+_REDIAL_SECONDS = 0.01
 
 
 _keys: dict[str, bytes] = {}
@@ -83,12 +88,20 @@ def dial(path: str) -> socket.socket:
     """Return a socket that is connected to a server.
 
     Raises:
-        UnavailableError: nobody listens there.
+        UnavailableError: nobody listens there, or whoever does has not accepted anybody for long.
     """
+    until = time.monotonic() + _DIAL_SECONDS
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.settimeout(30.0)  # a stopped server's line may be full
-        sock.connect(path)
+        sock.setblocking(False)  # a blocking connect that a signal interrupts would seem to have succeeded
+        while True:
+            try:
+                sock.connect(path)
+                break
+            except BlockingIOError:  # the listener's queue is full
+                if time.monotonic() >= until:
+                    raise
+            time.sleep(_REDIAL_SECONDS)
     except BaseException as error:
         sock.close()
         if isinstance(error, OSError):
@@ -158,7 +171,7 @@ class Address:
         try:
             listener.bind(self.path)
             os.chmod(self.path, 0o600)  # nobody can connect before listen()
-            listener.listen(1024)
+            listener.listen(_MAX_BACKLOG)
         except BaseException as error:
             listener.close()
             if isinstance(error, OSError):

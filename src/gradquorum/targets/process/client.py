@@ -113,6 +113,8 @@ class Client:
             welcome = m.FROM_SERVER.decode(channel.receive())
             if isinstance(welcome, m.Failure):
                 raise to_error(welcome)
+            if isinstance(welcome, m.Bye):
+                raise ClosedError("the server has been closed")
             if not isinstance(welcome, m.Welcome):
                 raise BrokenChannel("the server does not speak our language")
             return channel, welcome.session
@@ -195,7 +197,7 @@ class Client:
         except IndexError:
             try:
                 return Connection(self._connect(self._token)[0])
-            except UnavailableError as error:
+            except (UnavailableError, ClosedError) as error:
                 self._raise_ended(self._end(error), outcome_known=True)
 
     def check_in(self, connection: Connection) -> None:

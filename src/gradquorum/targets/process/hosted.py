@@ -59,12 +59,12 @@ class Rounds:
         self.dropped: SimpleQueue[tuple[HostedRound, Handle]] = SimpleQueue()
         """Handles that nobody can use any more. To put one here is one C call."""
 
-    def open(self, shared_name: str, spec: RoundSpec | None) -> tuple[HostedRound, Handle]:
-        """Return a new handle on the round of that name, and make the round if it is not there.
+    def open(self, shared_name: str, spec: RoundSpec | None, *, create: bool = True) -> tuple[HostedRound, Handle]:
+        """Return a new handle on the round of that name, and make the round if it is not there and may be made.
 
         Raises:
             InvalidArgumentError: it was made from another spec, or there is none and no spec was given.
-            ClosedError: the server has been closed.
+            ClosedError: the server has been closed, or the round is not there and may not be made.
         """
         with self._lock:
             self._close_dropped()
@@ -75,6 +75,11 @@ class Rounds:
                 if spec is None:
                     raise InvalidArgumentError(
                         f"shared_name {shared_name!r}: expected one that is in use, and this server has no such round"
+                    )
+                if not create:
+                    raise ClosedError(
+                        f"the round {shared_name!r} has been closed, or was never at this server; make a new "
+                        "accumulator or group of that name to go on"
                     )
                 hosted = self._rounds[shared_name] = HostedRound(shared_name, spec)
             elif spec is not None and hosted.spec.describe() != spec.describe():

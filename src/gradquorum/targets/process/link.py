@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gradquorum.background import background
-from gradquorum.errors import GradQuorumError
+from gradquorum.errors import ClosedError, GradQuorumError
 from gradquorum.targets.process.channel import HEARTBEAT_SECONDS, BrokenChannel, Channel
 from gradquorum.targets.process.failures import to_failure
 from gradquorum.targets.process.lending import Blocks
@@ -68,8 +68,11 @@ class Link:
             self.channel.send_at_once(_HEARTBEAT)
 
     def finish(self) -> None:
-        """Let the thread end once it has sent its reply and, after a take, heard that it arrived."""
-        if not self.taking.in_hand:
+        """Let the thread end once it has sent its reply and, after a take, heard that it arrived.
+
+        One that still authenticates its client ends by itself, after it has said that the server is closed.
+        """
+        if self.session is not None and not self.taking.in_hand:
             self.channel.shut_down(socket.SHUT_RD)
 
     # The thread
@@ -77,7 +80,7 @@ class Link:
     def _run(self) -> None:
         try:
             if self._begin():
-                while self._answer() and (not self.server.closing or self.taking.in_hand):
+                while (not self.server.closing or self.taking.in_hand) and self._answer():
                     pass
         except (BrokenChannel, msgspec.MsgspecError, ValueError):
             pass  # it is gone, or does not speak our language
@@ -101,7 +104,11 @@ class Link:
             error = GradQuorumError(f"the server speaks version {VERSION} of the protocol, the client {hello.version}")
             self.channel.send(encode(to_failure(error)))
             return False
-        session = self.server.session(hello.session, self)
+        try:
+            session = self.server.session(hello.session, self)
+        except ClosedError as error:
+            self.channel.send(encode(to_failure(error)))
+            return False
         if session is None:
             return False
         self.session = session

@@ -98,6 +98,8 @@ class Open(_Message, tag=2):
     shared_name: Text
     spec: Spec | None
     """None: attach to whatever it is."""
+    create: bool
+    """Whether the round is made if it is not there."""
 
 
 class Close(_Message, tag=3):

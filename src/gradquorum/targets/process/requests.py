@@ -72,7 +72,7 @@ def _in_slices(link: Link, timeout: float | None, call: Callable[[Deadline], Any
 
 def _open(link: Link, message: m.Open) -> m.Opened:
     spec = None if message.spec is None else from_spec(message.spec)
-    hosted, handle = link.server.rounds.open(m.from_text(message.shared_name), spec)
+    hosted, handle = link.server.rounds.open(m.from_text(message.shared_name), spec, create=message.create)
     number = link.session.add(hosted, handle)
     found = to_spec(hosted.spec) if spec is None else None
     return m.Opened(number, m.to_text(hosted.host.engine_name), found)

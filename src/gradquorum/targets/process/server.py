@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from multiprocessing import util
 from typing import TYPE_CHECKING, Any, Self
 
-from gradquorum.errors import GradQuorumError, InvalidArgumentError
+from gradquorum.errors import ClosedError, GradQuorumError, InvalidArgumentError
 from gradquorum.specs import RoundSpec
 from gradquorum.targets.process.address import Address
 from gradquorum.targets.process.channel import HEARTBEAT_SECONDS, Channel
@@ -153,17 +153,18 @@ class Server:
         with self._lock:
             if self._closing:
                 return 0
+            # Before any conversation ends: who then finds its connection or the socket gone knows that all is well.
+            for session in self._sessions.values():
+                session.say_bye()
             self._closing = True
         self._place.remove()
         count = self.rounds.close_all()
-        for session in self._snapshot()[1]:
-            session.say_bye()
-        for link in self._snapshot()[0]:
+        for link in self._snapshot():
             link.finish()
         deadline = time.monotonic() + _CLOSE_SECONDS
-        for link in self._snapshot()[0]:
+        for link in self._snapshot():
             link.thread.join(max(deadline - time.monotonic(), 0.0))
-        for link in self._snapshot()[0]:
+        for link in self._snapshot():
             link.channel.shut_down()
             link.thread.join(1.0)
         self._ended.set()
@@ -201,27 +202,32 @@ class Server:
     @property
     def held_bytes(self) -> int:
         """Shared memory, and what the rounds hold outside of it."""
-        links, _ = self._snapshot()
-        lent = sum(link.blocks.lent_bytes for link in links)
+        lent = sum(link.blocks.lent_bytes for link in self._snapshot())
         return self.memory.num_bytes + max(sum(hosted.held_bytes for hosted in self.rounds.all()) - lent, 0)
 
     def reclaim(self) -> None:
         """Give the system back the memory of gradients that have been merged."""
-        for link in self._snapshot()[0]:
+        for link in self._snapshot():
             link.blocks.reclaim()
 
     @property
     def is_settling(self) -> bool:
         """Whether a round has arrived and may still be given back."""
-        return any(link.taking.acknowledged for link in self._snapshot()[0])
+        return any(link.taking.acknowledged for link in self._snapshot())
 
     def wait(self, seconds: float) -> None:
         """Wait, or until the server is closed."""
         self._ended.wait(seconds)
 
     def session(self, token: bytes | None, link: Link) -> Session | None:
-        """Return a new session for None, that of a token, or None if it has ended."""
+        """Return a new session for None, that of a token, or None if it has ended.
+
+        Raises:
+            ClosedError: the server has been closed.
+        """
         with self._lock:
+            if self._closing:
+                raise ClosedError("the server has been closed")
             if token is None:
                 session = Session(self.rounds, secrets.token_bytes(16), link.channel)
                 self._sessions[session.token] = session
@@ -245,9 +251,9 @@ class Server:
 
     # Threads
 
-    def _snapshot(self) -> tuple[list[Link], list[Session]]:
+    def _snapshot(self) -> list[Link]:
         with self._lock:
-            return list(self._links), list(self._sessions.values())
+            return list(self._links)
 
     def _accept(self) -> None:
         while True:
@@ -276,7 +282,7 @@ class Server:
     def _keep_pace(self) -> None:
         """Tell those who have waited for a while that their reply is still to come."""
         while not self._ended.wait(HEARTBEAT_SECONDS):
-            for link in self._snapshot()[0]:
+            for link in self._snapshot():
                 link.beat()
 
     def _forget(self) -> None:

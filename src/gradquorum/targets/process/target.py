@@ -39,20 +39,22 @@ _CANCEL_SECONDS = 1.0
 _logger = logging.getLogger("gradquorum")
 
 
-def open_remote(address: str, shared_name: str, spec: RoundSpec | None) -> ProcessTarget:
+def open_remote(address: str, shared_name: str, spec: RoundSpec | None, create: bool) -> ProcessTarget:
     """Create a round in a server, or attach to the one of that name.
 
     Args:
         address: the server's.
         shared_name: the round's.
         spec: None to attach to whatever it is.
+        create: whether a round of that spec is made if there is none.
 
     Raises:
+        ClosedError: the round may not be made and is not there.
         UnavailableError: there is no server.
         InvalidArgumentError: the round of that name was made from another spec, or there is none to attach to.
     """
     client = client_of(address)
-    opened = client.call(m.Open(m.to_text(shared_name), None if spec is None else to_spec(spec)))
+    opened = client.call(m.Open(m.to_text(shared_name), None if spec is None else to_spec(spec), create))
     return ProcessTarget(client, shared_name, opened, spec or from_spec(opened.spec))
 
 
