@@ -34,6 +34,7 @@ NAMES = [
     "ResourceExhaustedError",
     "UnavailableError",
     "StaleGradientWarning",
+    "SyncReplicas",
     "engine_name",
     "__version__",
 ]

@@ -26,6 +26,7 @@ from gradquorum.groups import AccumulatorGroup, GroupGradient
 from gradquorum.indexed_slices import IndexedSlices, SparseGradient
 from gradquorum.receipts import ApplyReceipt, ApplyStatus
 from gradquorum.specs import DenseSpec, SparseSpec
+from gradquorum.training import SyncReplicas
 
 __all__ = [
     "AccumulatorGroup",
@@ -47,6 +48,7 @@ __all__ = [
     "SparseGradient",
     "SparseSpec",
     "StaleGradientWarning",
+    "SyncReplicas",
     "UnavailableError",
     "__version__",
     "engine_name",
