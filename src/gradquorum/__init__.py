@@ -26,6 +26,7 @@ from gradquorum.groups import AccumulatorGroup, GroupGradient
 from gradquorum.indexed_slices import IndexedSlices, SparseGradient
 from gradquorum.receipts import ApplyReceipt, ApplyStatus
 from gradquorum.specs import DenseSpec, SparseSpec
+from gradquorum.staleness import Defer, Weighted, Window
 from gradquorum.training import SyncReplicas
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "ConditionalAccumulator",
     "ConditionalAccumulatorBase",
     "DeadlineExceededError",
+    "Defer",
     "DenseSpec",
     "GradQuorumError",
     "GroupGradient",
@@ -50,6 +52,8 @@ __all__ = [
     "StaleGradientWarning",
     "SyncReplicas",
     "UnavailableError",
+    "Weighted",
+    "Window",
     "__version__",
     "engine_name",
 ]

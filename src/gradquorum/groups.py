@@ -14,6 +14,7 @@ from gradquorum.indexed_slices import SparseGradient
 from gradquorum.receipts import ApplyReceipt
 from gradquorum.slices import check_slices
 from gradquorum.specs import DenseSpec, RoundSpec, SparseSpec
+from gradquorum.staleness import Staleness
 from gradquorum.targets import Merged
 from gradquorum.validation import CheckedDense, CheckedSparse, check_dense, check_step, empty_sparse
 from gradquorum.workers import GroupWorker
@@ -132,7 +133,7 @@ class AccumulatorGroup(AbstractAccumulator[GroupGradient]):
         max_per_worker: gradients that one worker may have in a round.
         max_bytes: budget for what is accumulated and not delivered.
         on_full: ``"raise"`` or ``"block"``.
-        staleness: ``"strict"``.
+        staleness: ``"strict"``, or `Window`, `Weighted` or `Defer`.
         num_threads: threads a merge may use.
         engine: ``"native"`` or ``"reference"``.
 
@@ -168,7 +169,7 @@ class AccumulatorGroup(AbstractAccumulator[GroupGradient]):
         max_per_worker: int | None = None,
         max_bytes: int | None = None,
         on_full: Literal["raise", "block"] = "raise",
-        staleness: Literal["strict"] = "strict",
+        staleness: Staleness = "strict",
         num_threads: int | None = None,
         engine: Literal["native", "reference"] | None = None,
     ) -> None:

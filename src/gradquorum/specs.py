@@ -12,6 +12,7 @@ from gradquorum.arrays import as_dims, as_integer
 from gradquorum.dtypes import accumulate_dtype_of, as_dtype, real_dtype
 from gradquorum.engine import ReducerSpec, get_engine
 from gradquorum.errors import InvalidArgumentError, InvalidDTypeError
+from gradquorum.staleness import AbstractStaleness, Staleness, as_policy
 
 __all__ = ["DenseSpec", "Options", "RoundSpec", "SparseSpec"]
 
@@ -124,7 +125,7 @@ class _Options(NamedTuple):
     max_per_worker: int | None = None
     max_bytes: int | None = None
     on_full: str = "raise"
-    staleness: str = "strict"
+    staleness: Staleness = "strict"
     num_threads: int | None = None
     engine: str | None = None
 
@@ -147,7 +148,6 @@ class Options(_Options):
             "compact": (True, False),
             "on_nonfinite": ("keep", "skip", "raise"),
             "on_full": ("raise", "block"),
-            "staleness": ("strict",),
         }
         for name, values in allowed.items():
             value = getattr(self, name)
@@ -161,6 +161,7 @@ class Options(_Options):
             if number < 1:
                 raise InvalidArgumentError(f"{name}: expected 1 or more, or None; got {number}")
             changed[name] = number
+        as_policy(self.staleness)  # refuses what is none
         if self.accumulate_dtype is not None:
             changed["accumulate_dtype"] = as_dtype(self.accumulate_dtype)
         if self.engine is not None:
@@ -185,15 +186,24 @@ class RoundSpec:
         kind: the class of the accumulator or group, for comparing and for messages.
         members: by name.
         options: of the whole round.
+        policy: what becomes of late gradients.
     """
 
-    __slots__ = ("kind", "members", "options")
+    __slots__ = ("kind", "members", "options", "policy")
 
     def __init__(self, kind: str, members: Mapping[str, SparseSpec | DenseSpec], options: Options) -> None:
         self.kind = kind
         self.members = members
         self.options = options
         self.reducer_specs()  # refuses an accumulate_dtype that does not fit
+        self.policy: AbstractStaleness = as_policy(options.staleness)
+        for name, member in members.items():
+            if self.policy.weighs and member.dtype.kind == "i":
+                where = f"{name}: " if name else ""
+                raise InvalidArgumentError(
+                    f"{where}staleness: expected 'strict', Window(k) or Defer() for {member.dtype.name}, got "
+                    f"{self.policy!r}: integers cannot be weighted"
+                )
 
     def reducer_specs(self) -> list[ReducerSpec]:
         """Return what the engine needs to know, for each member."""
