@@ -167,7 +167,12 @@ def _rows(values: NDArray[Any]) -> Iterator[tuple[slice, NDArray[np.float64]]]:
 
 def _factors_of_norms(numbers: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the norm of each row as a scale and a root, as `Norm` has them."""
-    scales = np.abs(numbers).max(axis=1)
-    usable = np.isfinite(scales) & (scales > 0)
-    roots = np.sqrt(np.square(numbers / np.where(usable, scales, 1.0)[:, None]).sum(axis=1))
-    return scales, np.where(usable, roots, 1.0)
+    totals = np.einsum("ij,ij->i", numbers, numbers)
+    scales, roots = np.ones(len(totals)), np.sqrt(totals)
+    odd = ~((totals >= _SAFE[0]) & (totals <= _SAFE[1]))
+    if odd.any():
+        scales[odd] = largest = np.abs(numbers[odd]).max(axis=1)
+        usable = np.isfinite(largest) & (largest > 0)
+        scaled = numbers[odd] / np.where(usable, largest, 1.0)[:, None]
+        roots[odd] = np.where(usable, np.sqrt(np.square(scaled).sum(axis=1)), 1.0)
+    return scales, roots
