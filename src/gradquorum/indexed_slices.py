@@ -172,9 +172,14 @@ class SparseGradient:
 
     def _with_values(self, values: NDArray[Any]) -> SparseGradient:
         """Return a gradient of the same rows, sharing no array with this one."""
-        shape = self._shape if isinstance(self._shape, tuple) else self._shape.copy()
         return SparseGradient(
-            self.indices.copy(), values, shape, self.num_gradients, self.step, self.counts.copy(), self.workers
+            self.indices.copy(),
+            values,
+            self.shape.copy(),
+            num_gradients=self.num_gradients,
+            step=self.step,
+            counts=self.counts.copy(),
+            workers=self.workers,
         )
 
     def __repr__(self) -> str:

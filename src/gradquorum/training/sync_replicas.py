@@ -34,6 +34,18 @@ _NEXT_LOG_SECONDS = 600.0
 _logger = logging.getLogger("gradquorum")
 
 
+class _Closed(Exception):
+    """The training was closed while the chief was in a call of the group: the end, and no error."""
+
+
+@contextmanager
+def _until_closed() -> Iterator[None]:
+    try:
+        yield
+    except (CancelledError, ClosedError):
+        raise _Closed from None
+
+
 class SyncReplicas:
     """Trains with M workers of which N are waited for: the rest are backups, whose late gradients are dropped.
 
@@ -197,16 +209,15 @@ class SyncReplicas:
             self._publish_current()
             try:
                 while rounds is None or made < rounds:
-                    gradient = self._wait(timeout)
-                    step = self._step_of(gradient)
+                    gradient, step = self._wait(timeout)
                     self._update(gradient, step)
                     made += 1
                     del gradient  # its memory is the next one's
-                    self._heard = self._last_sequences()
-                    self._group.publish(step + 1)
-            except (CancelledError, ClosedError):
-                if not self._group.closed:  # it was the update's own
-                    raise
+                    with _until_closed():
+                        self._heard = self._last_sequences()
+                        self._group.publish(step + 1)
+            except _Closed:
+                pass
             except UnavailableError as error:
                 if rounds is not None or error.live != 0:
                     raise
@@ -228,14 +239,17 @@ class SyncReplicas:
         if self._group.published_step < step and not self._group.num_undelivered:
             self._group.publish(step)
 
-    def _wait(self, timeout: float | None) -> Any:
-        """Wait for what is required, following who is there, and return it merged."""
+    def _wait(self, timeout: float | None) -> tuple[Any, int]:
+        """Wait for what is required, following who is there; return it merged, and its step."""
         deadline, start = Deadline(timeout), time.monotonic()
         log_after = _FIRST_LOG_SECONDS
         while True:
             self._raise_failure()
             try:
-                return self._requirement.take(self._group, self._take, deadline.left(_LOOK_SECONDS))
+                with _until_closed():
+                    gradient = self._requirement.take(self._group, self._take, deadline.left(_LOOK_SECONDS))
+                    # That of a dense accumulator is an array. Nobody else takes.
+                    return gradient, getattr(gradient, "step", self._group.global_step - 1)
             except DeadlineExceededError as error:
                 if deadline.passed:
                     raise self._late(error, f"after {timeout} s") from None
@@ -252,14 +266,10 @@ class SyncReplicas:
         take = group.take if isinstance(group, AccumulatorGroup) else group.take_grad
         return take(number, timeout=timeout)
 
-    def _step_of(self, gradient: Any) -> int:
-        """Return the step of a merged gradient. That of a dense accumulator is an array; nobody else takes."""
-        step: int = getattr(gradient, "step", self._group.global_step - 1)
-        return step
-
     def _late(self, error: DeadlineExceededError, how_long: str) -> DeadlineExceededError:
         """Return an error that says whom the chief waits for."""
-        before, now = self._heard, self._last_sequences()
+        with _until_closed():
+            before, now = self._heard, self._last_sequences()
         missing = tuple(worker for worker in range(self._num_workers) if now[worker] == before[worker])
         names = ", ".join(map(str, missing)) or "nobody"
         return DeadlineExceededError(

@@ -42,6 +42,9 @@ class ReplicaWorker:
         self._applied_step: int | None = None
         self._wait_for: int | None = None
         """The step to wait for before the next gradient; None to begin at once."""
+        self._left = False
+        self._over = False
+        """Whether the training was closed under this worker."""
 
     @property
     def name(self) -> int:
@@ -69,10 +72,11 @@ class ReplicaWorker:
             CancelledError: the training was closed meanwhile.
             ClosedError: it has been closed, or this worker has left.
         """
-        if self._wait_for is not None:
-            self._group.wait_published(self._wait_for, timeout=timeout)
-            self._wait_for = None
-        step: int = self._worker.begin()
+        with self._watch_for_the_end():
+            if self._wait_for is not None:
+                self._group.wait_published(self._wait_for, timeout=timeout)
+                self._wait_for = None
+            step: int = self._worker.begin()
         return step
 
     def __iter__(self) -> Iterator[int]:
@@ -81,7 +85,7 @@ class ReplicaWorker:
             try:
                 step = self.begin()
             except (CancelledError, ClosedError):
-                if self._group.closed:
+                if self._over:
                     return
                 raise
             yield step
@@ -106,13 +110,15 @@ class ReplicaWorker:
             InvalidArgumentError: the gradient cannot be right, like all other errors of that method. Nothing has
                 changed.
         """
-        options = {"weight": weight, "copy": copy, "timeout": timeout}
+        worker = self._worker
         if isinstance(self._group, AccumulatorGroup):
-            receipt: ApplyReceipt = self._worker.apply(gradient, **options)
+            offer = worker.apply
         elif isinstance(self._group, SparseConditionalAccumulator):
-            receipt = self._worker.apply_indexed_slices_grad(gradient, **options)
+            offer = worker.apply_indexed_slices_grad
         else:
-            receipt = self._worker.apply_grad(gradient, **options)
+            offer = worker.apply_grad
+        with self._watch_for_the_end():
+            receipt: ApplyReceipt = offer(gradient, weight=weight, copy=copy, timeout=timeout)
         self._wait_for = self._next_step(receipt)
         return receipt
 
@@ -128,8 +134,18 @@ class ReplicaWorker:
             return step + 1 if self._num_applied >= self._max_per_worker else None
         return step + 1 if status is ApplyStatus.REFUSED else None
 
+    @contextlib.contextmanager
+    def _watch_for_the_end(self) -> Iterator[None]:
+        """Notice that the training has been closed: with other causes, these errors do not come from our calls."""
+        try:
+            yield
+        except (CancelledError, ClosedError):
+            self._over = not self._left
+            raise
+
     def leave(self) -> None:
         """Leave the training: what is required then follows the declared rule. Leaving again does nothing."""
+        self._left = True
         with contextlib.suppress(ClosedError):
             self._worker.leave()
 
@@ -139,7 +155,7 @@ class ReplicaWorker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        ended = isinstance(error, (CancelledError, ClosedError)) and self._group.closed
+        ended = self._over and isinstance(error, (CancelledError, ClosedError))
         if error is not None and not ended:
             self._report(self.name, error)  # before leaving, which may wake the chief
         self.leave()
