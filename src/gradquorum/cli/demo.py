@@ -11,6 +11,7 @@ import click
 
 from gradquorum.cli.corpus import MAX_BYTES, Corpus, TextError, python_documentation, read_text
 from gradquorum.cli.report import Report
+from gradquorum.cli.study_command import STUDY_STRAGGLER, check_study, make_study
 from gradquorum.cli.training import Engine, Examples, Progress, Settings, Training
 from gradquorum.engine import available_engines, engine_name
 
@@ -65,6 +66,16 @@ NUM_NEIGHBOURS = 6
     metavar="SECONDS",
     help="How long each side of the comparison at the end trains; 0: no comparison.",
 )
+@click.option(
+    "--study",
+    type=click.Path(path_type=Path, file_okay=False),
+    is_flag=False,
+    flag_value=Path("study"),
+    metavar="[DIR]",
+    help="Instead, train under three regimes with and without stragglers (one gradient in ten takes --straggler MS, "
+    f"{STUDY_STRAGGLER} if not given, longer), --compare SECONDS each; write study.json and plots to DIR (study).",
+)
+@click.option("--seeds", type=click.IntRange(1, 100), default=3, show_default=True, help="Of a study, from --seed on.")
 def demo(
     *,
     workers: int,
@@ -76,6 +87,8 @@ def demo(
     text: Path | None,
     engine: Engine | None,
     compare: int,
+    study: Path | None,
+    seeds: int,
 ) -> None:
     """Train word vectors on real text with worker threads and a quorum.
 
@@ -100,11 +113,16 @@ def demo(
         seed=seed,
         engine=engine or cast("Engine", engine_name),  # by name: which one it is, we say ourselves
     )
+    studied = check_study(settings, study, seeds, compare)
     report = Report()
     report.line(
         f"{len(corpus.ids):,} words of {_name(text)}, {len(corpus.words):,} different; "
         f"{len(examples.pairs):,} pairs of neighbours"
     )
+    if study is not None:
+        make_study(examples, studied, study, report)
+        report.line(f"gradquorum demo --study: succeeded in {time.perf_counter() - start:.0f} s")
+        return
     _train(examples, settings, epochs or _default_epochs(corpus), report)
     if compare and workers > 1:
         _compare_quorums(examples, settings, compare, report)
