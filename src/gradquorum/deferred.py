@@ -16,10 +16,12 @@ class Placement(NamedTuple):
     log: list[Contribution]
     forms: Forms
     accepted: dict[Worker, int]
+    count: int
     num_bytes: int
     """Of the log."""
     waiting: Deferred | None
     """Those that this round has no place for."""
+    waiting_bytes: int
 
 
 class Deferred(NamedTuple):
@@ -62,7 +64,8 @@ class Deferred(NamedTuple):
             if worker is not None:
                 accepted[worker] = count + 1
         num_bytes = sum(contribution.num_bytes for contribution in log)
-        return Placement(log, forms, accepted, num_bytes, gathered(tuple(waiting)) if waiting else None)
+        later = gathered(tuple(waiting)) if waiting else None
+        return Placement(log, forms, accepted, len(log), num_bytes, later, 0 if later is None else later.num_bytes)
 
 
 def with_one_more(deferred: Deferred | None, contribution: Contribution) -> Deferred:

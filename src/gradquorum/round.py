@@ -77,9 +77,8 @@ class Round:
         self._no_forms: Forms = (None,) * num_members
         self._max_per_worker = max_per_worker
         self._compact_from_bytes = compact_from_bytes
-        self._max_lag = staleness.max_lag
+        self._staleness = staleness
         self._weighs = staleness.weighs
-        self._defers = staleness.defers
 
         self.step = 0
         self.publication = Publication(self._lock)
@@ -109,8 +108,8 @@ class Round:
         """The waiting ones, oldest first. Between calls the head cannot be served."""
         self._undelivered: list[Batch] = []
         """Rounds that were detached and whose take was cut off, oldest first."""
-        self._in_flight: dict[int, Batch] = {}
-        """Rounds that a take is about to deliver, by serial."""
+        self._in_flight: dict[Ticket, Batch] = {}
+        """Rounds that a take is about to deliver."""
         self.abandoned: deque[Ticket] = deque()
         """Tickets whose takers were cut off. An append to it is all that a taker must manage."""
 
@@ -189,7 +188,7 @@ class Round:
                     lag = step - local_step
                 if self._weighs and lag != contribution.lag:
                     raise LagConflict(lag)
-                if lag and (lag > self._max_lag or contribution.vanishes):
+                if lag and (lag > self._staleness.max_lag or contribution.vanishes):
                     judged = self._judge_late(contribution)
                     if judged is None:
                         return None
@@ -242,7 +241,7 @@ class Round:
     def _judge_late(self, contribution: Contribution) -> tuple[ApplyStatus, Deferred | None] | None:
         """Judge a gradient that comes too late for the open round; None if there is no memory to keep it."""
         deferred, worker = self._deferred, contribution.worker
-        if not self._defers:
+        if not self._staleness.defers:
             return ApplyStatus.STALE, deferred
         after = with_one_more(deferred, contribution)
         if not contribution.finite:
@@ -256,7 +255,7 @@ class Round:
     def forms_for(self, local_step: int | None) -> Forms:
         """Return the row shapes that a gradient of that step has to match."""
         with self._lock:
-            if local_step is None or self.step - local_step <= self._max_lag:
+            if local_step is None or self.step - local_step <= self._staleness.max_lag:
                 return self._forms
             return self._no_forms if self._deferred is None else self._deferred.forms
 
@@ -342,7 +341,7 @@ class Round:
             # Commit.
             self._version += 1
             self.budget.detached_bytes -= batch.num_bytes
-            del self._in_flight[batch.serial]
+            del self._in_flight[ticket]
             ticket.delivered = True
             self.budget.look_again()
 
@@ -381,7 +380,7 @@ class Round:
         del self.abandoned[0]
         ticket.batch = None
         if not ticket.delivered:
-            del self._in_flight[batch.serial]
+            del self._in_flight[ticket]
         if self._closed:
             self._num_orphaned += batch.num_gradients
         else:
@@ -402,7 +401,7 @@ class Round:
                 # Commit.
                 self._version += 1
                 del self._undelivered[0], self._queue[0]
-                self._in_flight[batch.serial] = batch
+                self._in_flight[ticket] = batch
                 ticket.batch = batch
                 ticket.wake()
             elif self._count >= ticket.num_required:
@@ -437,26 +436,26 @@ class Round:
                 if contribution.worker is not None:
                     accepted[contribution.worker] = accepted.get(contribution.worker, 0) + 1
         batch = Batch(taken, self._forms, self._count - count, num_bytes, self.step, self._serial, workers)
-        rest_bytes, deferred = self.budget.log_bytes - num_bytes, self._deferred
-        if deferred is not None:
-            rest, forms, accepted, rest_bytes, deferred = deferred.placed(rest, forms, accepted, self._max_per_worker)
-            count = len(rest)
+        placed = None
+        if self._deferred is not None:
+            placed = self._deferred.placed(rest, forms, accepted, self._max_per_worker)
         if version != self._version:
             return  # `_serve` looks again
         # Commit.
         self._version += 1
         self._log, self._count, self._forms, self._accepted = rest, count, forms, accepted
-        self.budget.log_bytes = rest_bytes
+        self.budget.log_bytes -= num_bytes
         self.budget.detached_bytes += num_bytes
-        if self._deferred is not None:
-            self._deferred = deferred
-            self.budget.deferred_bytes = 0 if deferred is None else deferred.num_bytes
+        if placed is not None:
+            self._log, self._forms, self._accepted = placed.log, placed.forms, placed.accepted
+            self._count, self._deferred = placed.count, placed.waiting
+            self.budget.log_bytes, self.budget.deferred_bytes = placed.num_bytes, placed.waiting_bytes
         self._num_stale = 0
         self._serial += 1
         self.compact_above_bytes = self._compact_from_bytes
         self.step += 1
         del self._queue[0]
-        self._in_flight[batch.serial] = batch
+        self._in_flight[ticket] = batch
         ticket.batch = batch
         ticket.wake()
         if self.arrivals is not None:
