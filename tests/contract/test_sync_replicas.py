@@ -1,6 +1,7 @@
 """`SyncReplicas`: what M workers and a chief do, whoever is late, leaves, fails or comes back."""
 
 import contextlib
+import inspect
 import logging
 import pickle
 import threading
@@ -210,7 +211,9 @@ def test_a_worker_counts_max_per_worker_times_and_then_waits_for_the_next_step(m
         second.begin()
         assert second.apply(one(1))
         assert sync.run(1, timeout=TIMEOUT) == 1
-        assert first.begin(timeout=0) == 1
+        for _ in range(2):
+            assert first.begin(timeout=0) == 1
+            assert first.apply(one(0))
 
 
 def test_a_skipped_gradient_does_not_starve_the_round(make, run_thread):
@@ -247,6 +250,54 @@ def test_workers_begin_with_the_step_that_the_group_is_at(make, run_thread):
 
 
 # Who leaves
+
+
+def test_s8_take_that_those_who_are_left_cannot_reach_ends_at_once(make, run_thread):
+    acc = make_acc(make, 64)
+    with gq.SyncReplicas(acc, 60, num_workers=64, update=ignore) as sync:
+        workers = [sync.worker(index) for index in range(64)]
+        run = run_thread(sync.run, 1)
+        wait_for_waiters(acc, 1)
+        for worker in workers[:27]:
+            worker.leave()
+        error = run.error()
+    assert isinstance(error, gq.UnavailableError)
+    assert error.needed == 60
+    assert error.live < 60
+    assert len(error.left) >= 5
+
+
+def test_s12_a_fast_worker_does_not_close_the_step_without_the_slow_one(make):
+    acc = make_acc(make, 2)
+    with gq.SyncReplicas(acc, 2, num_workers=2, update=ignore) as sync:
+        fast = sync.worker(0)
+        fast.begin()
+        assert fast.apply(one(0))
+        assert fast.apply(one(0)).status is gq.ApplyStatus.REFUSED
+        with pytest.raises(gq.DeadlineExceededError) as caught:
+            sync.run(1, timeout=0)
+        assert (caught.value.have, caught.value.missing) == (1, (1,))
+
+
+def test_s18_no_gradient_of_old_parameters_passes_as_fresh(make, run_thread):
+    """Each gradient says the step of the parameters that it was computed on: all of a round are of its step."""
+    table = np.zeros((10, 1), np.float32)
+    acc = make_acc(make, 3)
+
+    def update(gradient, step):
+        np.testing.assert_array_equal(gradient.values, step)
+        table[:] = step + 1
+
+    def work(sync, index):
+        with sync.worker(index) as worker:
+            for _ in worker:
+                worker.apply(([index], table[[index]].copy()))
+
+    with gq.SyncReplicas(acc, 2, num_workers=3, update=update) as sync:
+        calls = [run_thread(work, sync, index) for index in range(3)]
+        assert sync.run(200, timeout=TIMEOUT) == 200
+    for call in calls:
+        call.result()
 
 
 def apply_and_leave(sync, index):
@@ -554,9 +605,14 @@ def test_workers_wait_for_the_next_run(make, run_thread):
 
 
 def test_a_round_that_was_cut_off_is_applied_before_its_step_is_published(make, monkeypatch):
-    taken = []
+    taken, published = [], []
     acc = make_acc(make, 1)
-    with gq.SyncReplicas(acc, 1, num_workers=1, update=taken.append) as sync:
+
+    def update(gradient):
+        taken.append(gradient)
+        published.append(acc.published_step)
+
+    with gq.SyncReplicas(acc, 1, num_workers=1, update=update) as sync:
         apply_and_leave(sync, 0)
         build = type(acc)._build
         monkeypatch.setattr(type(acc), "_build", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -566,7 +622,7 @@ def test_a_round_that_was_cut_off_is_applied_before_its_step_is_published(make, 
         assert (acc.global_step, acc.published_step, acc.num_undelivered) == (1, 0, 1)
         assert sync.run(1, timeout=TIMEOUT) == 1
         assert (acc.global_step, acc.published_step, acc.num_undelivered) == (1, 1, 0)
-    assert taken[0].step == 0
+    assert (taken[0].step, published) == (0, [0])
 
 
 @pytest.mark.usefixtures("switch_often")
@@ -638,6 +694,22 @@ def test_process_of_workers_only_cannot_run_and_closes_only_its_own_handle(make)
 
 
 # Arguments
+
+
+def test_signatures_are_the_specified_ones():
+    def names(function):
+        parameters = inspect.signature(function).parameters.values()
+        return ", ".join(
+            ("*" if one.kind is one.KEYWORD_ONLY else "")
+            + one.name
+            + ("" if one.default is one.empty else f"={one.default!r}")
+            for one in parameters
+        )
+
+    assert names(gq.SyncReplicas) == ("group, num_required, *num_workers, *update, *max_per_worker=1, *params=None")
+    assert names(gq.SyncReplicas.run) == "self, rounds, *timeout=None"
+    assert names(gq.SyncReplicas.worker) == "self, worker"
+    assert names(gq.SyncReplicas.close) == "self"
 
 
 @pytest.mark.parametrize(

@@ -24,3 +24,13 @@ def test_matrix_factorisation_goes_on_when_a_worker_is_gone_half_way(form):
     assert first > 2
     assert half < first / 2
     assert last < min(half, 0.5)
+
+
+def test_example_of_the_documentation_does_what_it_says():
+    text = (EXAMPLE.parents[1] / "docs" / "training.md").read_text(encoding="utf-8")
+    code = re.search(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[1]
+    check = "\nassert np.abs(table[:4]).max() < 0.01 < table[4].min()\nassert abs(bias + 1).max() < 0.01\n"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code + check], capture_output=True, text=True, timeout=100
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "100 rounds\n", "")
