@@ -61,5 +61,5 @@ def check_marks(marks: Marks) -> Marks:
     """
     window = marks.window
     if len(window) != WINDOW + 1 or not window[0] or max(window) > len(_STATUSES) or any(window[marks.highest + 1 :]):
-        raise InvalidArgumentError(f"marks: expected a window of {WINDOW + 1} judgements, got {window!r}")
+        raise InvalidArgumentError(f"state: marks: expected a window of {WINDOW + 1} judgements, got {window!r}")
     return marks
