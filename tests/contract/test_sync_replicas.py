@@ -801,3 +801,32 @@ def test_repr_says_what_it_is(make):
     assert repr(sync).startswith("<SyncReplicas 'all-1' of 3 on <")
     assert repr(sync.worker(2)) == "<ReplicaWorker 2: step 0>"
     assert sync.group is acc
+
+
+@pytest.mark.parametrize("staleness", [gq.Window(2), gq.Weighted("inverse"), gq.Defer()], ids=str)
+def test_late_gradient_that_a_policy_keeps_counts_and_its_worker_goes_on(make, staleness):
+    taken = []
+    acc = make_acc(make, 4, staleness=staleness)
+
+    def make_round(workers):
+        for worker in workers:
+            worker.begin(timeout=TIMEOUT)
+            assert worker.apply(one(worker.name))
+        assert sync.run(1, timeout=TIMEOUT) == 1
+
+    with gq.SyncReplicas(acc, 3, num_workers=4, update=taken.append) as sync:
+        first, second, third, late = (sync.worker(index) for index in range(4))
+        late.begin()
+        make_round([first, second, third])
+        receipt = late.apply(one(3))
+        assert receipt.lag == 1
+        if receipt.status is gq.ApplyStatus.DEFERRED:  # it joins the next round
+            assert late.begin(timeout=0) == 1
+            make_round([first, second, third])
+        else:
+            assert receipt.status is gq.ApplyStatus.ACCEPTED
+        make_round([first, second])
+        assert taken[-1].workers == (0, 1, 3)
+        assert late.begin(timeout=0) == acc.published_step
+        make_round([first, second, late])
+        assert taken[-1].workers == (0, 1, 3)
