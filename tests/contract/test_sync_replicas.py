@@ -673,10 +673,19 @@ def test_dense_accumulator_gives_the_update_arrays_and_steps(make, run_thread):
     np.testing.assert_array_equal([gradient for gradient, _ in taken], [[0.5, 0], [0.5, 1], [0.5, 2]])
 
 
-def test_local_one_does_not_pickle_and_says_what_to_do():
-    acc = gq.SparseConditionalAccumulator("float32", expected_workers=1, max_per_worker=1)
-    with gq.SyncReplicas(acc, 1, num_workers=1, update=ignore) as sync, pytest.raises(TypeError, match="target="):
-        pickle.dumps(sync)
+def test_pickled_one_has_workers_and_no_run_and_a_local_one_says_what_to_do(make):
+    acc = make_acc(make, 2, shared_name=make.shared_name())
+    with gq.SyncReplicas(acc, 1, num_workers=2, update=ignore) as sync:
+        if make.target == "local":
+            with pytest.raises(TypeError, match="target="):
+                pickle.dumps(sync)
+            return
+        with pickle.loads(pickle.dumps(sync)) as elsewhere:
+            apply_and_leave(elsewhere, 1)
+            with pytest.raises(gq.InvalidArgumentError, match="the chief's process"):
+                elsewhere.run(1)
+        assert elsewhere.closed
+        assert sync.run(1, timeout=TIMEOUT) == 1
 
 
 def test_process_of_workers_only_cannot_run_and_closes_only_its_own_handle(make):

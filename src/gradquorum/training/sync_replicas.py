@@ -110,8 +110,8 @@ class SyncReplicas:
 
     Source:
         `tf.compat.v1.train.SyncReplicasOptimizer` (``replicas_to_aggregate`` = N, ``total_num_replicas`` = M) and
-        Chen et al., "Revisiting Distributed Synchronous SGD", 2016. There tables move one by one, a finished or dead
-        worker's tokens are missed by the others, and a retry counts twice. `docs/training.md` compares point by point.
+        Chen et al., "Revisiting Distributed Synchronous SGD", 2016. There tables move one by one, one worker may use
+        another's token and count several times, and a retry counts twice. `docs/training.md` compares point by point.
     """
 
     def __init__(
