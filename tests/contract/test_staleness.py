@@ -435,16 +435,18 @@ def test_deferred_gradient_waits_longer_when_an_exact_take_leaves_its_worker_no_
 
 def test_take_is_not_hopeless_while_deferred_gradients_can_serve_it(make):
     acc = make.sparse(staleness=Defer(), max_per_worker=1, expected_workers=2)
-    workers = [acc.worker(name) for name in "ab"]
+    leaving, _ = (acc.worker(name) for name in "ab")
     acc.set_global_step(1)
     late(acc, [0], [1.0], 1, worker="a")
-    first, second = acc.submit_take(1), acc.submit_take(1)
-    for worker in workers[:1]:
-        worker.leave()
+    first, second = acc.submit_take(1), acc.submit_take(2)  # the second needs what "a" has left behind
+    leaving.leave()
     assert not second.done()
-    apply(acc, [0], [2.0], worker="b")
+    accept(acc, [0], [2.0], worker="b")
     assert_rows(first.result(TIMEOUT), [0], [2.0])
-    assert_rows(second.result(TIMEOUT), [0], [1.0])
+    accept(acc, [0], [3.0], worker="b")
+    assert_rows(second.result(TIMEOUT), [0], [2.0])
+    with pytest.raises(gq.UnavailableError):
+        acc.take_grad(2)  # now there is nothing left of it
 
 
 def test_deferred_gradient_that_is_not_finite_is_skipped(make):
