@@ -16,7 +16,8 @@ class Placement(NamedTuple):
     log: list[Contribution]
     forms: Forms
     accepted: dict[Worker, int]
-    count: int
+    num_gradients: int
+    """In the log."""
     num_bytes: int
     """Of the log."""
     waiting: Deferred | None

@@ -448,7 +448,7 @@ class Round:
         self.budget.detached_bytes += num_bytes
         if placed is not None:
             self._log, self._forms, self._accepted = placed.log, placed.forms, placed.accepted
-            self._count, self._deferred = placed.count, placed.waiting
+            self._count, self._deferred = placed.num_gradients, placed.waiting
             self.budget.log_bytes, self.budget.deferred_bytes = placed.num_bytes, placed.waiting_bytes
         self._num_stale = 0
         self._serial += 1
