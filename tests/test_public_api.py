@@ -35,6 +35,10 @@ NAMES = [
     "UnavailableError",
     "StaleGradientWarning",
     "shared_table",
+    "Window",
+    "Weighted",
+    "Defer",
+    "SyncReplicas",
     "engine_name",
     "Server",
     "connect",
@@ -78,10 +82,19 @@ SHARED = {
     "discard": "self",
     "close": "self, for_all=False",
     "rounds": "self, num_required, *, timeout=None",
+    "state_dict": "self",
+    "load_state_dict": "self, state",
+    "save": "self, path",
+    "load": "self, path",
+    "observe_arrivals": "self, num_rounds=256",
+    "arrivals": "self",
+    "suggest_num_required": "self, *, gain=1.0",
 }
 CLASSES = ["SparseConditionalAccumulator", "ConditionalAccumulator", "AccumulatorGroup"]
 SIGNATURES |= {f"{name}.{method}": text for name in CLASSES for method, text in SHARED.items()}
-PROPERTIES = ["name", "global_step", "published_step", "num_undelivered", "num_workers", "engine", "closed"]
+PROPERTIES = [
+    "name", "global_step", "published_step", "num_undelivered", "num_deferred", "num_workers", "engine", "closed",
+]  # fmt: skip
 
 
 def normal(signature):
@@ -219,6 +232,7 @@ def test_import_loads_no_framework_and_nothing_heavy():
         "dataclasses",
         "typing_extensions",
         "msgspec",
+        "safetensors",
         "socket",
         "click",
         "rich",

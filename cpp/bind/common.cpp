@@ -166,6 +166,18 @@ ArrayIn values_arg(const BoundSpec& bound, nb::handle array) {
   return values;
 }
 
+ArrayIn reals_arg(const char* what, nb::handle array, gq::DType type) {
+  ArrayIn values = imported(what, "of reals", array);
+  check_elements(what, values, type, false);
+  return values;
+}
+
+gq::Buffer copied(const void* from, std::size_t bytes) {
+  gq::Buffer out(bytes);
+  if (bytes != 0) std::memcpy(out.bytes(), from, bytes);
+  return out;
+}
+
 void bind_arrays(nb::module_& m) {
   ndarray_type = reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr());
   nb::class_<Memory>(m, "Memory", nb::is_final(), nb::type_slots(memory_slots),

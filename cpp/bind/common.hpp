@@ -94,6 +94,12 @@ ArrayIn ids_arg(nb::handle array);
 /// The values in a NumPy array of the spec's dtype, bfloat16 as uint16, contiguous, aligned; throws as ids_arg does.
 ArrayIn values_arg(const BoundSpec& bound, nb::handle array);
 
+/// Real values of a block, in the storage or else the accumulate type; throws as ids_arg does.
+ArrayIn reals_arg(const char* what, nb::handle array, gq::DType type);
+
+/// A copy of memory for NumPy to build an array on.
+gq::Buffer copied(const void* from, std::size_t bytes);
+
 /// Keeps the array alive; gives it up with the GIL, from whichever thread.
 std::shared_ptr<const void> lend(ArrayIn array);
 

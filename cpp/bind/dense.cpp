@@ -1,6 +1,5 @@
 #include <nanobind/stl/string_view.h>
 
-
 #include "common.hpp"
 #include "gradquorum/dense.hpp"
 
@@ -61,6 +60,30 @@ class DenseReducer {
     return gq::checked_mul(most, gq::kept_bytes(bound_.spec));
   }
 
+  nb::tuple export_block(const DenseBlock& block) const {
+    const gq::DenseBlock& core = block.core;
+    return nb::make_tuple(core.num_elements, core.dtype != bound_.spec.storage, core.weight, core.compacted, core.count,
+                          Memory{copied(core.values, core.num_bytes())});
+  }
+
+  DenseBlock import_block(nb::handle total, bool summed, double weight, bool compacted, std::int64_t count) const {
+    DenseBlock out;
+    gq::DenseBlock& core = out.core;
+    core.weight = weight;
+    core.compacted = compacted;
+    core.dtype = summed ? bound_.spec.accumulate : bound_.spec.storage;
+    core.count = count;
+    core.empty = total.is_none();
+    if (core.empty != (count == 0) || count < 0) throw nb::value_error("total: expected exactly if some carried it");
+    if (core.empty) return out;
+    const ArrayIn values = reals_arg("total", total, core.dtype);
+    if (values.ndim() != 1) throw nb::value_error("total: expected a vector");
+    core.num_elements = values.dim(0);
+    core.owned = copied(values.data(), core.num_bytes());
+    core.values = core.owned.bytes();
+    return out;
+  }
+
  private:
   const BoundSpec bound_;  ///< What it does.
 };
@@ -80,5 +103,11 @@ void bind_dense(nb::module_& m) {
            nb::arg("check_finite"))
       .def("merge", &DenseReducer::merge, nb::arg("blocks"), nb::arg("shape"), nb::arg("num_gradients"))
       .def("compact", &DenseReducer::compact, nb::arg("blocks"))
+      .def("export_block", &DenseReducer::export_block, nb::arg("block"),
+           "Return the elements, whether they are sums, the weight, whether it is compacted, how many carried it, and a "
+           "copy of the values.")
+      .def("import_block", &DenseReducer::import_block, nb::arg("total").none(), nb::arg("summed"), nb::arg("weight"),
+           nb::arg("compacted"), nb::arg("count"),
+           "Return a block of what `export_block` of this or another engine has returned.")
       .def("distinct_bytes", &DenseReducer::distinct_bytes, nb::arg("blocks"));
 }

@@ -89,6 +89,54 @@ class SparseReducer {
     return gq::distinct_bytes(bound_.spec, log.data(), log.size());
   }
 
+  nb::tuple export_block(const SparseBlock& block) const {
+    const gq::Block& core = block.core;
+    const std::size_t n = core.num_rows;
+    Memory ids{copied(core.ids.bytes(), n * sizeof(std::int64_t))};
+    Memory values{copied(core.values, n * core.width * gq::item_bytes(core.dtype))};
+    nb::object counts = nb::none();
+    if (core.compacted) {
+      gq::Buffer wide(n * sizeof(std::int64_t));
+      const auto* const narrow = core.counts32.as<std::uint32_t>();
+      for (std::size_t i = 0; i < n; ++i)
+        wide.as<std::int64_t>()[i] = narrow != nullptr ? std::int64_t{narrow[i]} : core.counts64.as<std::int64_t>()[i];
+      counts = nb::cast(Memory{std::move(wide)});
+    }
+    return nb::make_tuple(n, core.width, core.dtype != bound_.spec.storage, core.weight, std::move(ids),
+                          std::move(values), counts);
+  }
+
+  SparseBlock import_block(nb::handle indices, nb::handle rows, bool summed, nb::handle counts, double weight,
+                           std::uint64_t num_gradients) const {
+    const gq::DType type = summed ? bound_.spec.accumulate : bound_.spec.storage;
+    const ArrayIn ids = ids_arg(indices);
+    const ArrayIn values = reals_arg("rows", rows, type);
+    const std::size_t n = ids.dim(0);
+    const auto* const ordered = static_cast<const std::int64_t*>(ids.data());
+    if (values.ndim() != 2 || values.dim(0) != n) throw nb::value_error("rows: not as many as ids");
+    for (std::size_t i = 0; i < n; ++i)
+      if (ordered[i] < 0 || (i != 0 && ordered[i] <= ordered[i - 1]))
+        throw nb::value_error("indices: not ascending from 0 on");
+    SparseBlock out;
+    gq::Block& core = out.core;
+    core.num_rows = n;
+    core.width = values.dim(1);
+    core.dtype = type;
+    core.weight = weight;
+    core.num_gradients = num_gradients;
+    core.compacted = !counts.is_none();
+    if (core.compacted) {
+      const ArrayIn touched = reals_arg("counts", counts, gq::DType::i64);
+      if (touched.ndim() != 1 || touched.dim(0) != n) throw nb::value_error("counts: not as many as ids");
+      core.counts64 = copied(touched.data(), n * sizeof(std::int64_t));
+    }
+    core.ids = copied(ordered, n * sizeof(std::int64_t));
+    core.owned = copied(values.data(), gq::checked_mul(gq::checked_mul(n, core.width), gq::item_bytes(type)));
+    core.values = core.owned.bytes();
+    core.sample = gq::IdSample::of(core.ids.as<std::int64_t>(), n);
+    return out;
+  }
+
  private:
   SparseBlock made(const ArrayIn& ids, ArrayIn values, double weight, bool lends, bool check_finite) const {
     gq::Gradient gradient;
@@ -130,5 +178,11 @@ void bind_sparse(nb::module_& m) {
            "Return None for whatever `block` would refuse, and for anything else that needs a second look.")
       .def("merge", &SparseReducer::merge, nb::arg("blocks"), nb::arg("row_shape"), nb::arg("num_gradients"))
       .def("compact", &SparseReducer::compact, nb::arg("blocks"))
+      .def("export_block", &SparseReducer::export_block, nb::arg("block"),
+           "Return rows, width, whether they are sums, the weight, and copies of ids, values and counts (None for one "
+           "gradient).")
+      .def("import_block", &SparseReducer::import_block, nb::arg("indices"), nb::arg("rows"), nb::arg("summed"),
+           nb::arg("counts").none(), nb::arg("weight"), nb::arg("num_gradients"),
+           "Return a block of what `export_block` of this or another engine has returned.")
       .def("distinct_bytes", &SparseReducer::distinct_bytes, nb::arg("blocks"));
 }

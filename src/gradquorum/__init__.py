@@ -29,6 +29,8 @@ from gradquorum.indexed_slices import IndexedSlices, SparseGradient
 from gradquorum.processes import attach, connect
 from gradquorum.receipts import ApplyReceipt, ApplyStatus
 from gradquorum.specs import DenseSpec, SparseSpec
+from gradquorum.staleness import Defer, Weighted, Window
+from gradquorum.training import SyncReplicas
 
 if TYPE_CHECKING:
     from gradquorum.tables import shared_table
@@ -43,6 +45,7 @@ __all__ = [
     "ConditionalAccumulator",
     "ConditionalAccumulatorBase",
     "DeadlineExceededError",
+    "Defer",
     "DenseSpec",
     "GradQuorumError",
     "GroupGradient",
@@ -55,7 +58,10 @@ __all__ = [
     "SparseGradient",
     "SparseSpec",
     "StaleGradientWarning",
+    "SyncReplicas",
     "UnavailableError",
+    "Weighted",
+    "Window",
     "__version__",
     "attach",
     "connect",

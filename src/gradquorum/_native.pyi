@@ -46,6 +46,16 @@ class SparseReducer:
 
     def compact(self, blocks: object) -> SparseBlock: ...
 
+    def export_block(self, block: SparseBlock) -> tuple:
+        """
+        Return rows, width, whether they are sums, the weight, and copies of ids, values and counts (None for one gradient).
+        """
+
+    def import_block(self, indices: object, rows: object, summed: bool, counts: object | None, weight: float, num_gradients: int) -> SparseBlock:
+        """
+        Return a block of what `export_block` of this or another engine has returned.
+        """
+
     def distinct_bytes(self, blocks: object) -> int: ...
 
 class DenseBlock:
@@ -70,6 +80,16 @@ class DenseReducer:
     def merge(self, blocks: object, shape: object, num_gradients: int) -> Memory: ...
 
     def compact(self, blocks: object) -> DenseBlock: ...
+
+    def export_block(self, block: DenseBlock) -> tuple:
+        """
+        Return the elements, whether they are sums, the weight, whether it is compacted, how many carried it, and a copy of the values.
+        """
+
+    def import_block(self, total: object | None, summed: bool, weight: float, compacted: bool, count: int) -> DenseBlock:
+        """
+        Return a block of what `export_block` of this or another engine has returned.
+        """
 
     def distinct_bytes(self, blocks: object) -> int: ...
 

@@ -15,6 +15,7 @@ from gradquorum.indexed_slices import IndexedSlices, SparseGradient
 from gradquorum.receipts import ApplyReceipt
 from gradquorum.slices import check_slices
 from gradquorum.specs import DenseSpec, RoundSpec, SparseSpec
+from gradquorum.staleness import Staleness
 from gradquorum.targets import Merged
 from gradquorum.validation import check_dense, check_sparse, check_step
 from gradquorum.workers import AbstractWorker, DenseWorker, SparseWorker
@@ -168,7 +169,8 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseGradient]):
         max_per_worker: gradients that one worker may have in a round; more are `REFUSED`.
         max_bytes: budget for what is accumulated and not delivered.
         on_full: ``"raise"``, or ``"block"`` to make an apply wait for memory.
-        staleness: ``"strict"``: a gradient of an earlier step is dropped.
+        staleness: ``"strict"``: a gradient of an earlier step is dropped; or one of the policies `Window`, `Weighted`
+            and `Defer`.
         num_threads: threads a merge may use; None for all cores of this process.
         engine: ``"native"`` or ``"reference"``; None for the best there is.
 
@@ -209,7 +211,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseGradient]):
         max_per_worker: int | None = None,
         max_bytes: int | None = None,
         on_full: Literal["raise", "block"] = "raise",
-        staleness: Literal["strict"] = "strict",
+        staleness: Staleness = "strict",
         num_threads: int | None = None,
         engine: Literal["native", "reference"] | None = None,
     ) -> None:
@@ -423,7 +425,7 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[NDArray[Any]]):
         max_per_worker: int | None = None,
         max_bytes: int | None = None,
         on_full: Literal["raise", "block"] = "raise",
-        staleness: Literal["strict"] = "strict",
+        staleness: Staleness = "strict",
         num_threads: int | None = None,
         engine: Literal["native", "reference"] | None = None,
     ) -> None:

@@ -13,8 +13,8 @@ __all__ = ["Budget"]
 class Budget:
     """The memory of a round, under the round's lock.
 
-    Guarded by ``_lock``: ``log_bytes`` (may be read without), ``detached_bytes`` and ``_line``. The round commits
-    to the two numbers itself, together with what they count.
+    Guarded by ``_lock``: ``log_bytes`` (may be read without), ``deferred_bytes``, ``detached_bytes`` and ``_line``.
+    The round commits to the numbers itself, together with what they count.
     """
 
     def __init__(self, lock: RLock, max_bytes: int | None, *, block: bool) -> None:
@@ -23,13 +23,19 @@ class Budget:
         self._block = block
         self.log_bytes = 0
         """Of the open round."""
+        self.deferred_bytes = 0
+        """Of the gradients that wait for the next round."""
         self.detached_bytes = 0
         """Of the rounds that are detached and not delivered."""
         self._line: deque[Waiter] = deque()
 
     def has_room(self, num_bytes: int) -> bool:
         """Tell whether so much more may be held. The caller holds the lock."""
-        return self._max_bytes is None or self.log_bytes + self.detached_bytes + num_bytes <= self._max_bytes
+        return self._max_bytes is None or self._held_bytes + num_bytes <= self._max_bytes
+
+    @property
+    def _held_bytes(self) -> int:
+        return self.log_bytes + self.deferred_bytes + self.detached_bytes
 
     def look_again(self) -> None:
         """Wake who waits for room: some was freed, or none can be any more. The caller holds the lock."""
@@ -53,7 +59,7 @@ class Budget:
             ResourceExhaustedError: the accumulator does not block, or no take can free enough memory.
             DeadlineExceededError: it is too late to wait.
         """
-        held = self.log_bytes + self.detached_bytes
+        held = self._held_bytes
         figures = f"{held} of max_bytes={self._max_bytes} bytes are held and the gradient needs {num_bytes}"
         why = None
         if not self._block:

@@ -55,18 +55,27 @@ class DeadlineExceededError(GradQuorumError, TimeoutError):
         need: gradients asked for (`wait_published`: the step asked for; apply: bytes needed).
         step: the round's step; None except for a take.
         num_stale: gradients dropped as stale since the round began; None except for a take.
+        missing: for `SyncReplicas.run`, the workers that have not been heard from; empty otherwise.
     """
 
     _numbers = ("have", "need", "step", "num_stale")
 
     def __init__(
-        self, message: str, *, have: int, need: int, step: int | None = None, num_stale: int | None = None
+        self,
+        message: str,
+        *,
+        have: int,
+        need: int,
+        step: int | None = None,
+        num_stale: int | None = None,
+        missing: tuple[int | str, ...] = (),
     ) -> None:
         super().__init__(message)
         self.have = have
         self.need = need
         self.step = step
         self.num_stale = num_stale
+        self.missing = missing
 
 
 class CancelledError(GradQuorumError, concurrent.futures.CancelledError):

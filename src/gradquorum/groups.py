@@ -6,12 +6,15 @@ import concurrent.futures
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+from gradquorum import norms
 from gradquorum.accumulators import build_sparse
 from gradquorum.errors import InvalidArgumentError
 from gradquorum.handle import AbstractAccumulator, make_options
+from gradquorum.indexed_slices import SparseGradient
 from gradquorum.receipts import ApplyReceipt
 from gradquorum.slices import check_slices
 from gradquorum.specs import DenseSpec, RoundSpec, SparseSpec
+from gradquorum.staleness import Staleness
 from gradquorum.targets import Merged
 from gradquorum.validation import CheckedDense, CheckedSparse, check_dense, check_step, empty_sparse
 from gradquorum.workers import GroupWorker
@@ -45,6 +48,68 @@ class GroupGradient(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._members)
 
+    def norm(self) -> float:
+        """Return the global norm: the Euclidean norm of the values of all members together.
+
+        It is computed as `SparseGradient.norm` is.
+
+        Example:
+            >>> import gradquorum as gq
+            >>> group = gq.AccumulatorGroup(
+            ...     {"emb": gq.SparseSpec("float32", (10, 1)), "bias": gq.DenseSpec("float32", (2,))}
+            ... )
+            >>> _ = group.apply({"emb": ([7], [[3.0]]), "bias": [0.0, 4.0]})
+            >>> gradients = group.take(1)
+            >>> gradients.norm()
+            5.0
+            >>> clipped = gradients.clip_by_norm(1.0)
+            >>> clipped["emb"].values, clipped["bias"]
+            (array([[0.6]], dtype=float32), array([0. , 0.8], dtype=float32))
+
+        Source:
+            `tf.linalg.global_norm`.
+        """
+        return float(self._norm())
+
+    def is_finite(self) -> bool:
+        """Tell whether no value of any member is a NaN or an infinity."""
+        return all(norms.is_finite(values) for values in self._values())
+
+    def clip_by_norm(self, max_norm: float) -> GroupGradient:
+        """Return gradients scaled down by one factor, so that their global norm is at most `max_norm`.
+
+        If a value of any member is not finite, all values of the result are NaN.
+
+        Args:
+            max_norm: 0 or more; infinity never clips.
+
+        Returns:
+            New gradients, with arrays of their own; these are as they were.
+
+        Raises:
+            InvalidArgumentError: `max_norm` is negative or NaN.
+            InvalidDTypeError: `max_norm` is no number, or the values of a member are integers.
+
+        Source:
+            `tf.clip_by_global_norm`.
+        """
+        bound = norms.check_max_norm(max_norm, *(values.dtype for values in self._values()))
+        factor = self._norm().factor(bound)
+        members = {
+            name: member._with_values(norms.scale(member.values, factor))
+            if isinstance(member, SparseGradient)
+            else norms.scale(member, factor)
+            for name, member in self._members.items()
+        }
+        return GroupGradient(members, self.num_gradients, self.step, self.workers)
+
+    def _norm(self) -> norms.Norm:
+        return norms.Norm.of(norms.norm_of(values) for values in self._values())
+
+    def _values(self) -> list[Any]:
+        """Return the values of each member."""
+        return [member.values if isinstance(member, SparseGradient) else member for member in self._members.values()]
+
     def __repr__(self) -> str:
         return f"GroupGradient({list(self._members)}; num_gradients={self.num_gradients}, step={self.step})"
 
@@ -68,7 +133,7 @@ class AccumulatorGroup(AbstractAccumulator[GroupGradient]):
         max_per_worker: gradients that one worker may have in a round.
         max_bytes: budget for what is accumulated and not delivered.
         on_full: ``"raise"`` or ``"block"``.
-        staleness: ``"strict"``.
+        staleness: ``"strict"``, or `Window`, `Weighted` or `Defer`.
         num_threads: threads a merge may use.
         engine: ``"native"`` or ``"reference"``.
 
@@ -104,7 +169,7 @@ class AccumulatorGroup(AbstractAccumulator[GroupGradient]):
         max_per_worker: int | None = None,
         max_bytes: int | None = None,
         on_full: Literal["raise", "block"] = "raise",
-        staleness: Literal["strict"] = "strict",
+        staleness: Staleness = "strict",
         num_threads: int | None = None,
         engine: Literal["native", "reference"] | None = None,
     ) -> None:

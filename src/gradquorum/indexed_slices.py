@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gradquorum import norms
+
 __all__ = ["IndexedSlices", "SparseGradient"]
 
 
@@ -94,6 +96,84 @@ class SparseGradient:
     def as_indexed_slices(self) -> IndexedSlices:
         """Return the same arrays as `IndexedSlices`."""
         return IndexedSlices(self.values, self.indices, self.shape)
+
+    def norm(self) -> float:
+        """Return the Euclidean norm of all values, a complex one counting as two numbers.
+
+        It is computed in float64 and neither overflows nor underflows on the way: infinite only if a value is, or
+        if the norm itself passes float64. NaN if a value is NaN. Rows that are not there are rows of zeros.
+
+        Example:
+            >>> import gradquorum as gq
+            >>> with gq.SparseConditionalAccumulator("float32", (5, 1)) as acc:
+            ...     _ = acc.apply_grad([3, 1], [[3e30], [4e30]])
+            ...     gradient = acc.take_grad(1)
+            >>> round(gradient.norm() / 1e30, 5), gradient.clip_by_norm(10.0).values.ravel()
+            (5.0, array([8., 6.], dtype=float32))
+
+        Source:
+            `tf.norm` of the dense gradient, which is computed in the gradient's dtype and overflows there.
+        """
+        return float(norms.norm_of(self.values))
+
+    def row_norms(self) -> NDArray[np.float64]:
+        """Return the norm of each row of `values`, float64 `[r]`, computed as `norm` is."""
+        return norms.row_norms(self.values)
+
+    def is_finite(self) -> bool:
+        """Tell whether no value is a NaN or an infinity."""
+        return norms.is_finite(self.values)
+
+    def clip_by_norm(self, max_norm: float) -> SparseGradient:
+        """Return a gradient that is scaled down so that its norm is at most `max_norm`, if it is larger.
+
+        All values are multiplied by `max_norm / norm()` in float64 and rounded once. If a value is not finite, all
+        values of the result are NaN, so that it cannot pass unseen: ask `is_finite()` first.
+
+        Args:
+            max_norm: 0 or more; infinity never clips.
+
+        Returns:
+            A new gradient, with arrays of its own; this one is as it was.
+
+        Raises:
+            InvalidArgumentError: `max_norm` is negative or NaN.
+            InvalidDTypeError: `max_norm` is no number, or the values are integers.
+
+        Source:
+            `tf.clip_by_norm`, and `tf.clip_by_global_norm` for what is not finite.
+        """
+        bound = norms.check_max_norm(max_norm, self.values.dtype)
+        return self._with_values(norms.scale(self.values, norms.norm_of(self.values).factor(bound)))
+
+    def clip_rows_by_norm(self, max_norm: float) -> SparseGradient:
+        """Return a gradient in which each row is scaled down so that its own norm is at most `max_norm`.
+
+        Rows within the bound keep their bits. A row with a value that is not finite becomes NaN as a whole. Argument,
+        result and errors are those of `clip_by_norm`.
+
+        Example:
+            >>> import gradquorum as gq
+            >>> with gq.SparseConditionalAccumulator("float32", (5, 2)) as acc:
+            ...     _ = acc.apply_grad([1, 3], [[0.3, 0.4], [30.0, 40.0]])
+            ...     acc.take_grad(1).clip_rows_by_norm(1.0).values
+            array([[0.3, 0.4],
+                   [0.6, 0.8]], dtype=float32)
+        """
+        bound = norms.check_max_norm(max_norm, self.values.dtype)
+        return self._with_values(norms.clip_rows(self.values, bound))
+
+    def _with_values(self, values: NDArray[Any]) -> SparseGradient:
+        """Return a gradient of the same rows, sharing no array with this one."""
+        return SparseGradient(
+            self.indices.copy(),
+            values,
+            self.shape.copy(),
+            num_gradients=self.num_gradients,
+            step=self.step,
+            counts=self.counts.copy(),
+            workers=self.workers,
+        )
 
     def __repr__(self) -> str:
         return (

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from gradquorum.errors import InvalidArgumentError
 from gradquorum.receipts import ApplyStatus
 
-__all__ = ["NO_MARKS", "WINDOW", "Marks"]
+__all__ = ["NO_MARKS", "WINDOW", "Marks", "check_marks"]
 
 WINDOW = 64
 """How far below a worker's highest sequence a number may still arrive."""
@@ -51,3 +51,15 @@ class Marks(NamedTuple):
 
 NO_MARKS = Marks(-1, bytes(WINDOW + 1))
 """Of a worker that has never used a sequence."""
+
+
+def check_marks(marks: Marks) -> Marks:
+    """Return marks that come from outside.
+
+    Raises:
+        InvalidArgumentError: no worker can have such marks.
+    """
+    window = marks.window
+    if len(window) != WINDOW + 1 or not window[0] or max(window) > len(_STATUSES) or any(window[marks.highest + 1 :]):
+        raise InvalidArgumentError(f"state: marks: expected a window of {WINDOW + 1} judgements, got {window!r}")
+    return marks

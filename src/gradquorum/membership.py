@@ -35,6 +35,15 @@ class Membership:
         return sum(self._live.values())
 
     @property
+    def all(self) -> dict[Worker, bool]:
+        """Every worker that ever joined, and whether it is live; a copy."""
+        return dict(self._live)
+
+    def replace(self, members: dict[Worker, bool]) -> None:
+        """Put what `all` returned in the place of what is here."""
+        self._live = dict(members)
+
+    @property
     def left(self) -> tuple[Worker, ...]:
         """Return the workers that have left, in `sort_workers` order."""
         return sort_workers([worker for worker, live in self._live.items() if not live])

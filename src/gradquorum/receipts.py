@@ -12,9 +12,9 @@ class ApplyStatus(enum.Enum):
     """What became of a gradient."""
 
     ACCEPTED = "accepted"
-    """It is in the round and counts once."""
+    """It is in the round and counts once; under `Weighted` by the weight of its lag."""
     STALE = "stale"
-    """Its `local_step` lies before the round's step: dropped."""
+    """Its `local_step` lies before the round's step, further than the staleness policy allows: dropped."""
     DUPLICATE = "duplicate"
     """Its `(worker, sequence)` has been judged before: nothing happened."""
     SKIPPED = "skipped"
@@ -22,7 +22,7 @@ class ApplyStatus(enum.Enum):
     REFUSED = "refused"
     """Its worker already has `max_per_worker` gradients in this round: dropped."""
     DEFERRED = "deferred"
-    """A staleness policy keeps it for the next round."""
+    """It is late, and `Defer` keeps it: it will count once in the next round."""
 
 
 class ApplyReceipt:
@@ -31,7 +31,7 @@ class ApplyReceipt:
     Attributes:
         status: the judgement.
         step: the round's step that it was judged against.
-        lag: how many steps too late a stale gradient was; 0 for all others.
+        lag: how many steps too late the gradient was, whatever became of it; 0 for one in time.
         num_accumulated: gradients in the round right after the judgement: with this one, if it was
             accepted, and before a take that it completed.
         lent: whether the accumulator still reads the caller's array (only ever with `copy=False`).

@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-__all__ = ["Batch", "Contribution", "Figures", "FormConflict", "Forms", "Prefix", "either"]
+if TYPE_CHECKING:
+    from gradquorum.marks import Marks
+
+__all__ = [
+    "Batch",
+    "Contribution",
+    "Figures",
+    "FormConflict",
+    "Forms",
+    "LagConflict",
+    "Prefix",
+    "Snapshot",
+    "WeighedContribution",
+    "check_forms",
+    "conflict",
+    "either",
+]
 
 Forms = tuple[tuple[int, ...] | None, ...]
 """For each member the shape of a row (dense: of the array), None where it is not known."""
@@ -23,6 +39,35 @@ class FormConflict(Exception):
         super().__init__(member, expected)
         self.member = member
         self.expected = expected
+
+
+def conflict(forms: Forms, offered: Forms) -> int | None:
+    """Return the first member whose shapes are known and differ."""
+    for member, (a, b) in enumerate(zip(forms, offered, strict=True)):
+        if a is not None and b is not None and a != b:
+            return member
+    return None
+
+
+def check_forms(forms: Forms, offered: Forms) -> None:
+    """Check the row shapes of a gradient against those of a round.
+
+    Raises:
+        FormConflict: one differs.
+    """
+    member = conflict(forms, offered)
+    if member is not None:
+        expected = forms[member]
+        assert expected is not None
+        raise FormConflict(member, expected)
+
+
+class LagConflict(Exception):
+    """A gradient was weighed for another lag than it has by now. Never leaves the package."""
+
+    def __init__(self, lag: int) -> None:
+        super().__init__(lag)
+        self.lag = lag
 
 
 class Contribution:
@@ -53,6 +98,11 @@ class Contribution:
         "worker",
     )
 
+    lag = 0
+    """The lag that its weights are for."""
+    vanishes = False
+    """Whether its weight has rounded to 0."""
+
     def __init__(
         self,
         blocks: tuple[Any, ...],
@@ -73,6 +123,15 @@ class Contribution:
         self.worker = worker
         self.sequence = sequence
         self.num_gradients = num_gradients
+
+
+class WeighedContribution(Contribution):
+    """A contribution whose weights depend on how late it is."""
+
+    __slots__ = ("lag", "vanishes")
+
+    lag: int
+    vanishes: bool
 
 
 class Batch(NamedTuple):
@@ -107,3 +166,23 @@ class Figures(NamedTuple):
     have: int
     step: int
     num_stale: int
+
+
+class Snapshot(NamedTuple):
+    """All that a round holds at one moment, but for those who wait."""
+
+    step: int
+    published_step: int
+    num_stale: int
+    log: list[Contribution]
+    num_gradients: int
+    """In the log."""
+    forms: Forms
+    accepted: dict[int | str, int]
+    """Gradients of each named worker in the log."""
+    deferred: tuple[Contribution, ...]
+    undelivered: list[Batch]
+    """Rounds that are detached and not delivered, oldest first."""
+    marks: dict[int | str, Marks]
+    members: dict[int | str, bool]
+    """Each worker that ever joined, and whether it is live."""

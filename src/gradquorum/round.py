@@ -22,18 +22,33 @@ import weakref
 from collections import deque
 from collections.abc import Collection
 
+from gradquorum.arrivals import Arrivals
 from gradquorum.budget import Budget
+from gradquorum.deferred import Deferred, gathered, num_deferred, with_one_more
 from gradquorum.errors import ClosedError, DeadlineExceededError, InvalidArgumentError, UnavailableError
 from gradquorum.marks import NO_MARKS, Marks
 from gradquorum.membership import Membership, Worker
 from gradquorum.publication import Publication
 from gradquorum.receipts import ApplyReceipt, ApplyStatus
-from gradquorum.records import Batch, Contribution, Figures, FormConflict, Forms, Prefix, either
+from gradquorum.records import (
+    Batch,
+    Contribution,
+    Figures,
+    Forms,
+    LagConflict,
+    Prefix,
+    Snapshot,
+    check_forms,
+    either,
+)
+from gradquorum.staleness import STRICT, AbstractStaleness
 from gradquorum.waiters import Deadline, Handle, Ticket, cancel_closed, leave_line, may_wait
 
 __all__ = ["MAX_STEP", "Round"]
 
 MAX_STEP = 2**63 - 1
+_ARRIVED = frozenset({ApplyStatus.ACCEPTED, ApplyStatus.STALE, ApplyStatus.DEFERRED})
+_KEPT = frozenset({ApplyStatus.ACCEPTED, ApplyStatus.DEFERRED})
 _COMPACTION_SECONDS = 0.1
 """How long an apply waits for a compaction before it looks whether that was given up."""
 
@@ -54,6 +69,7 @@ class Round:
         max_bytes: int | None = None,
         block_when_full: bool = False,
         compact_from_bytes: int = 0,
+        staleness: AbstractStaleness = STRICT,
     ) -> None:
         self._lock = threading.RLock()
         self._version = 0
@@ -61,12 +77,16 @@ class Round:
         self._no_forms: Forms = (None,) * num_members
         self._max_per_worker = max_per_worker
         self._compact_from_bytes = compact_from_bytes
+        self._staleness = staleness
+        self._weighs = staleness.weighs
 
         self.step = 0
         self.publication = Publication(self._lock)
         self.budget = Budget(self._lock, max_bytes, block=block_when_full)
         self._membership = Membership(expected_workers, max_per_worker)
         self._marks: dict[Worker, Marks] = {}
+        self.arrivals: Arrivals | None = None
+        """The times at which gradients come, if somebody asked for them."""
 
         # The open round
         self._log: list[Contribution] = []
@@ -75,6 +95,8 @@ class Round:
         self._accepted: dict[Worker, int] = {}
         """Gradients of each named worker."""
         self._num_stale = 0
+        self._deferred: Deferred | None = None
+        """Late gradients that wait for the next round."""
         self._serial = 0
         """Counts the rounds that were detached or discarded."""
         self.compact_above_bytes = compact_from_bytes
@@ -86,6 +108,8 @@ class Round:
         """The waiting ones, oldest first. Between calls the head cannot be served."""
         self._undelivered: list[Batch] = []
         """Rounds that were detached and whose take was cut off, oldest first."""
+        self._in_flight: dict[Ticket, Batch] = {}
+        """Rounds that a take is about to deliver."""
         self.abandoned: deque[Ticket] = deque()
         """Tickets whose takers were cut off. An append to it is all that a taker must manage."""
 
@@ -138,6 +162,7 @@ class Round:
 
         Raises:
             FormConflict: its row shape differs from the round's.
+            LagConflict: it was weighed for another lag.
             InvalidArgumentError: its sequence lies below the window of its worker's marks.
             ClosedError: the handle has been closed.
         """
@@ -160,12 +185,20 @@ class Round:
                             return ApplyReceipt(ApplyStatus.DUPLICATE, step, 0, self._count, first)
                 forms, lag = self._forms, 0
                 if local_step is not None and local_step < step:
-                    status, lag = ApplyStatus.STALE, step - local_step
+                    lag = step - local_step
+                if self._weighs and lag != contribution.lag:
+                    raise LagConflict(lag)
+                if lag and (lag > self._staleness.max_lag or contribution.vanishes):
+                    judged = self._judge_late(contribution)
+                    if judged is None:
+                        return None
+                    status, deferred = judged
                 else:
                     if not self._log:
                         forms = contribution.forms
                     elif forms != contribution.forms:
-                        forms = self._merged_forms(contribution.forms)
+                        check_forms(forms, contribution.forms)
+                        forms = either(forms, contribution.forms)
                     if not contribution.finite:
                         status = ApplyStatus.SKIPPED
                     elif self._max_per_worker is not None and accepted >= self._max_per_worker:
@@ -194,24 +227,41 @@ class Round:
                     self._accepted[worker] = accepted + 1
             elif status is ApplyStatus.STALE:
                 self._num_stale += 1
+            elif status is ApplyStatus.DEFERRED:
+                self._deferred = deferred
+                self.budget.deferred_bytes += contribution.num_bytes
             count = self._count
+            if self.arrivals is not None and status in _ARRIVED:
+                self.arrivals.record(step - lag)
             if self._queue:
                 self._serve()
-        borrower = weakref.ref(contribution) if contribution.lent and status is ApplyStatus.ACCEPTED else None
+        borrower = weakref.ref(contribution) if contribution.lent and status in _KEPT else None
         return ApplyReceipt(status, step, lag, count, None, borrower)
 
-    def _merged_forms(self, offered: Forms) -> Forms:
-        """Return the round's row shapes with those of one more gradient."""
-        for member, (form, known) in enumerate(zip(offered, self._forms, strict=True)):
-            if form is not None and known is not None and form != known:
-                raise FormConflict(member, known)
-        return either(self._forms, offered)
+    def _judge_late(self, contribution: Contribution) -> tuple[ApplyStatus, Deferred | None] | None:
+        """Judge a gradient that comes too late for the open round; None if there is no memory to keep it."""
+        deferred, worker = self._deferred, contribution.worker
+        if not self._staleness.defers:
+            return ApplyStatus.STALE, deferred
+        after = with_one_more(deferred, contribution)
+        if not contribution.finite:
+            return ApplyStatus.SKIPPED, deferred
+        if self._max_per_worker is not None and deferred is not None and deferred.of(worker) >= self._max_per_worker:
+            return ApplyStatus.REFUSED, deferred
+        if not self.budget.has_room(contribution.num_bytes):
+            return None
+        return ApplyStatus.DEFERRED, after
 
     def forms_for(self, local_step: int | None) -> Forms:
         """Return the row shapes that a gradient of that step has to match."""
         with self._lock:
-            stale = local_step is not None and local_step < self.step
-            return self._no_forms if stale else self._forms
+            if local_step is None or self.step - local_step <= self._staleness.max_lag:
+                return self._forms
+            return self._no_forms if self._deferred is None else self._deferred.forms
+
+    def lag_of(self, local_step: int | None) -> int:
+        """Return how late a gradient of that step is at this moment."""
+        return 0 if local_step is None else max(self.step - local_step, 0)
 
     def wait_for_room(self, handle: Handle, num_bytes: int, deadline: Deadline) -> None:
         """Wait until there may be room for a gradient; the errors are those of `Budget`."""
@@ -271,7 +321,7 @@ class Round:
             have, need = self._count, ticket.num_required
             error = DeadlineExceededError(
                 f"take_grad: have {have}, need {need} at step {self.step}; {self._num_stale} dropped as stale "
-                "since the round began",
+                f"since the round began{self._deferred_in_words()}",
                 have=have,
                 need=need,
                 step=self.step,
@@ -279,6 +329,10 @@ class Round:
             )
             self._remove(ticket, error)
             self._serve()
+
+    def _deferred_in_words(self) -> str:
+        waiting = num_deferred(self._deferred)
+        return f", {waiting} deferred to the next one" if waiting else ""
 
     def withdraw(self, ticket: Ticket) -> bool:
         """Take a ticket out of the queue; False if it has been decided already."""
@@ -296,6 +350,7 @@ class Round:
             # Commit.
             self._version += 1
             self.budget.detached_bytes -= batch.num_bytes
+            del self._in_flight[ticket]
             ticket.delivered = True
             self.budget.look_again()
 
@@ -333,6 +388,8 @@ class Round:
         self._version += 1
         del self.abandoned[0]
         ticket.batch = None
+        if not ticket.delivered:
+            del self._in_flight[ticket]
         if self._closed:
             self._num_orphaned += batch.num_gradients
         else:
@@ -353,6 +410,7 @@ class Round:
                 # Commit.
                 self._version += 1
                 del self._undelivered[0], self._queue[0]
+                self._in_flight[ticket] = batch
                 ticket.batch = batch
                 ticket.wake()
             elif self._count >= ticket.num_required:
@@ -387,6 +445,9 @@ class Round:
                 if contribution.worker is not None:
                     accepted[contribution.worker] = accepted.get(contribution.worker, 0) + 1
         batch = Batch(taken, self._forms, self._count - count, num_bytes, self.step, self._serial, workers)
+        placed = None
+        if self._deferred is not None:
+            placed = self._deferred.placed(rest, forms, accepted, self._max_per_worker)
         if version != self._version:
             return  # `_serve` looks again
         # Commit.
@@ -394,25 +455,33 @@ class Round:
         self._log, self._count, self._forms, self._accepted = rest, count, forms, accepted
         self.budget.log_bytes -= num_bytes
         self.budget.detached_bytes += num_bytes
+        if placed is not None:
+            self._log, self._forms, self._accepted = placed.log, placed.forms, placed.accepted
+            self._count, self._deferred = placed.num_gradients, placed.waiting
+            self.budget.log_bytes, self.budget.deferred_bytes = placed.num_bytes, placed.waiting_bytes
         self._num_stale = 0
         self._serial += 1
         self.compact_above_bytes = self._compact_from_bytes
         self.step += 1
         del self._queue[0]
+        self._in_flight[ticket] = batch
         ticket.batch = batch
         ticket.wake()
+        if self.arrivals is not None:
+            self.arrivals.begin(self.step)
 
     def _end_hopeless(self) -> bool:
         """End the takes that the live workers cannot satisfy; True if there were any."""
         ended = False
-        fresh = self._membership.capacity({})
+        waiting = self._deferred
+        fresh = self._membership.capacity({} if waiting is None else waiting.by_worker())
         now = self._membership.capacity(self._accepted)
         if fresh is None or now is None:
             return False
         for ticket in list(self._queue):
             is_head = bool(self._queue) and self._queue[0] is ticket
             # One further back will be the head of this round if those before it end, else of a later one.
-            possible = self._count + now if is_head else max(self._count + now, fresh)
+            possible = self._count + now if is_head else max(self._count + now, fresh + num_deferred(waiting))
             if ticket.num_required <= possible:
                 continue
             live, left = self._membership.num_live, self._membership.left
@@ -474,6 +543,8 @@ class Round:
             # Commit.
             self._version += 1
             self.step = step
+            if self.arrivals is not None and step != before:
+                self.arrivals.begin(step, was_taken=False)
             return before
 
     def publish(self, handle: Handle, step: int | None, *, only_raise: bool = False) -> int:
@@ -535,8 +606,95 @@ class Round:
             self._settle()
             return len(self._undelivered)
 
+    @property
+    def num_deferred(self) -> int:
+        """The late gradients that wait for the next round."""
+        with self._lock:
+            self._settle()
+            return num_deferred(self._deferred)
+
+    def observe(self, handle: Handle, num_rounds: int | None) -> None:
+        """Record the arrival times of so many rounds from now on, anew; None for none."""
+        arrivals = None if num_rounds is None else Arrivals(num_rounds)
+        with self._lock:
+            self._check_open(handle)
+            if arrivals is not None and not self._count:
+                arrivals.begin(self.step)
+            self.arrivals = arrivals
+
+    def arrival_times(self, handle: Handle) -> list[list[float]]:
+        """Return the arrival times of the rounds recorded, oldest first."""
+        with self._lock:
+            self._check_open(handle)
+            return [] if self.arrivals is None else self.arrivals.times()
+
+    def snapshot(self, handle: Handle) -> Snapshot:
+        """Return all that the round holds at this moment. Contributions are immutable, so it stays as it is."""
+        with self._lock:
+            self._settle()
+            self._check_open(handle)
+            while True:
+                version, waiting = self._version, self._deferred
+                snapshot = Snapshot(
+                    self.step,
+                    self.publication.step,
+                    self._num_stale,
+                    list(self._log),
+                    self._count,
+                    self._forms,
+                    dict(self._accepted),
+                    () if waiting is None else waiting.contributions,
+                    sorted([*self._undelivered, *self._in_flight.values()], key=_serial_of),
+                    dict(self._marks),
+                    self._membership.all,
+                )
+                if version == self._version:
+                    return snapshot
+
+    def restore(self, handle: Handle, snapshot: Snapshot) -> None:
+        """Put a snapshot in the place of all that the round holds, which must be no gradient; serve who waits.
+
+        Raises:
+            InvalidArgumentError: the round holds gradients. Nothing has changed.
+            ClosedError: the handle has been closed.
+        """
+        log_bytes = sum(contribution.num_bytes for contribution in snapshot.log)
+        detached_bytes = sum(batch.num_bytes for batch in snapshot.undelivered)
+        deferred = gathered(snapshot.deferred) if snapshot.deferred else None
+        log, accepted, marks = list(snapshot.log), dict(snapshot.accepted), dict(snapshot.marks)
+        with self._lock:
+            while True:
+                self._settle()
+                version, serial = self._version, self._serial
+                self._check_open(handle)
+                held = self._count + num_deferred(self._deferred)
+                if held or self._undelivered or self._in_flight:
+                    raise InvalidArgumentError(
+                        f"load_state_dict: expected a round without gradients, got one with {held} accumulated or "
+                        f"deferred and {len(self._undelivered) + len(self._in_flight)} undelivered rounds; take or "
+                        "discard them first"
+                    )
+                undelivered = [batch._replace(serial=serial + i) for i, batch in enumerate(snapshot.undelivered)]
+                after = serial + len(undelivered) + 1
+                if version == self._version:
+                    break
+            # Commit.
+            self._version += 1
+            self.step = snapshot.step
+            self._num_stale = snapshot.num_stale
+            self._log, self._count, self._forms, self._accepted = log, snapshot.num_gradients, snapshot.forms, accepted
+            self._deferred, self._undelivered, self._marks, self._serial = deferred, undelivered, marks, after
+            self.budget.log_bytes, self.budget.detached_bytes = log_bytes, detached_bytes
+            self.budget.deferred_bytes = 0 if deferred is None else deferred.num_bytes
+            self.compact_above_bytes = self._compact_from_bytes
+            self._membership.replace(snapshot.members)
+            self.publication.publish(snapshot.published_step)
+            if self.arrivals is not None:
+                self.arrivals.begin(self.step, was_taken=False)
+            self._serve()
+
     def discard(self, handle: Handle) -> int:
-        """Empty the open round and return how many gradients that were."""
+        """Empty the open round, and what waits for the next, and return how many gradients that were."""
         with self._lock:
             self._settle()
             self._check_open(handle)
@@ -545,16 +703,21 @@ class Round:
         del dropped  # not under the lock: lent arrays may have finalizers of the user's
         return count
 
-    def _clear(self) -> tuple[int, list[Contribution]]:
-        """Empty the open round and return how many gradients were in it, and they themselves."""
-        count, log = self._count, self._log
+    def _clear(self) -> tuple[int, object]:
+        """Empty the open round and what waits for the next; return how many gradients that were, and they."""
+        count, log, deferred = self._count, self._log, self._deferred
         # Commit.
         self._version += 1
         self._log = []
-        self._count = self.budget.log_bytes = 0
+        self._count = self.budget.log_bytes = self.budget.deferred_bytes = 0
         self._forms = self._no_forms
         self._accepted = {}
+        self._deferred = None
         self._serial += 1
         self.compact_above_bytes = self._compact_from_bytes
         self.budget.look_again()
-        return count, log
+        return count + num_deferred(deferred), (log, deferred)
+
+
+def _serial_of(batch: Batch) -> int:
+    return batch.serial

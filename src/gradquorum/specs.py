@@ -12,6 +12,7 @@ from gradquorum.arrays import as_dims, as_integer
 from gradquorum.dtypes import accumulate_dtype_of, as_dtype, real_dtype
 from gradquorum.engine import ReducerSpec, get_engine
 from gradquorum.errors import InvalidArgumentError, InvalidDTypeError
+from gradquorum.staleness import AbstractStaleness, Staleness, as_policy
 
 __all__ = ["DenseSpec", "Options", "RoundSpec", "SparseSpec"]
 
@@ -124,7 +125,7 @@ class _Options(NamedTuple):
     max_per_worker: int | None = None
     max_bytes: int | None = None
     on_full: str = "raise"
-    staleness: str = "strict"
+    staleness: Staleness = "strict"
     num_threads: int | None = None
     engine: str | None = None
 
@@ -150,7 +151,6 @@ class Options(_Options):
             "compact": (True, False),
             "on_nonfinite": ("keep", "skip", "raise"),
             "on_full": ("raise", "block"),
-            "staleness": ("strict",),
         }
         for name, values in allowed.items():
             value = getattr(self, name)
@@ -164,6 +164,7 @@ class Options(_Options):
             if number < 1:
                 raise InvalidArgumentError(f"{name}: expected 1 or more, or None; got {number}")
             changed[name] = number
+        as_policy(self.staleness)  # refuses what is none
         if self.accumulate_dtype is not None:
             changed["accumulate_dtype"] = as_dtype(self.accumulate_dtype)
         if self.engine is not None:
@@ -199,10 +200,22 @@ class RoundSpec(_RoundSpec):
     __slots__ = ()
 
     def __new__(cls, kind: str, members: Mapping[str, SparseSpec | DenseSpec], options: Options) -> Self:
-        """Refuse an `accumulate_dtype` that does not fit a member."""
+        """Refuse options that do not fit a member."""
         self = super().__new__(cls, kind, members, options)
         self.reducer_specs()
+        for name, member in members.items():
+            if self.policy.weighs and member.dtype.kind == "i":
+                where = f"{name}: " if name else ""
+                raise InvalidArgumentError(
+                    f"{where}staleness: expected 'strict', Window(k) or Defer() for {member.dtype.name}, got "
+                    f"{self.policy!r}: integers cannot be weighted"
+                )
         return self
+
+    @property
+    def policy(self) -> AbstractStaleness:
+        """What becomes of late gradients."""
+        return as_policy(self.options.staleness)
 
     def reducer_specs(self) -> list[ReducerSpec]:
         """Return what the engine needs to know, for each member."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from gradquorum import ApplyStatus
+from gradquorum import ApplyStatus, Defer, Window
 
 WINDOW = 64
 
@@ -50,10 +50,12 @@ class Ticket:
 @dataclass
 class Model:
     max_per_worker: int | None = None
+    staleness: object = "strict"
     step: int = 0
     published: int = 0
     num_stale: int = 0
     open: list = field(default_factory=list)
+    deferred: list = field(default_factory=list)
     undelivered: list = field(default_factory=list)
     queue: list = field(default_factory=list)
     marks: dict = field(default_factory=dict)  # worker -> {sequence: status}
@@ -73,17 +75,32 @@ class Model:
         if sequence is not None and sequence in seen:
             return ApplyStatus.DUPLICATE, 0, seen[sequence]
         status, lag = ApplyStatus.ACCEPTED, 0
-        mine = sum(other.worker == worker for other in self.open)
         if local_step is not None and local_step < self.step:
-            status, lag = ApplyStatus.STALE, self.step - local_step
+            lag = self.step - local_step
+        most = self.staleness.max_lag if isinstance(self.staleness, Window) else 0
+        log = self.open
+        if lag > most and isinstance(self.staleness, Defer):
+            status, log = ApplyStatus.DEFERRED, self.deferred
+        elif lag > most:
+            status, log = ApplyStatus.STALE, None
             self.num_stale += 1
-        elif self.max_per_worker is not None and mine >= self.max_per_worker:
+        if log is not None and self.is_full(log, worker):
             status = ApplyStatus.REFUSED
-        else:
-            self.open.append(gradient)
+        elif log is not None:
+            log.append(gradient)
         if sequence is not None:
             self.marks.setdefault(worker, {})[sequence] = status
         return status, lag, None
+
+    def is_full(self, log, worker):
+        mine = sum(other.worker == worker for other in log)
+        return self.max_per_worker is not None and mine >= self.max_per_worker
+
+    def begin_round(self, log):
+        """Begin a round with what is left of the last one, then what was deferred and has a place."""
+        self.open, waiting, self.deferred = log, self.deferred, []
+        for gradient in waiting:
+            (self.deferred if self.is_full(self.open, gradient.worker) else self.open).append(gradient)
 
     def serve(self):
         """Serve the oldest tickets as long as that is possible; return them with their batches."""
@@ -95,7 +112,7 @@ class Model:
             elif len(self.open) >= ticket.need:
                 end = ticket.need if ticket.exact else len(self.open)
                 served.append((ticket, Batch(tuple(self.open[:end]), self.step)))
-                self.open = self.open[end:]
+                self.begin_round(self.open[end:])
                 self.step += 1
                 self.num_stale = 0
             else:

@@ -19,6 +19,7 @@ _names = itertools.count()
 values = st.integers(-1000, 1000)
 rows = st.lists(st.tuples(st.integers(0, NUM_ROWS - 1), values), max_size=5).map(tuple)
 needs = st.integers(1, 5)
+policies = st.sampled_from(["strict", "strict", gq.Window(1), gq.Window(3), gq.Defer(), gq.Defer()])
 workers = st.sampled_from([None, 1, 2, "1", "a"])
 
 
@@ -98,11 +99,12 @@ class Machine(RuleBasedStateMachine):
     kind: type
     engine: str
 
-    @initialize(compact=st.booleans(), max_per_worker=st.sampled_from([None, None, 2]))
-    def make(self, compact, max_per_worker):
+    @initialize(compact=st.booleans(), max_per_worker=st.sampled_from([None, None, 2]), staleness=policies)
+    def make(self, compact, max_per_worker, staleness):
         self.compact = compact
-        self.subject = self.kind(engine=self.engine, compact=compact, max_per_worker=max_per_worker)
-        self.model = Model(max_per_worker)
+        self.options = {"compact": compact, "max_per_worker": max_per_worker, "staleness": staleness}
+        self.subject = self.kind(engine=self.engine, **self.options)
+        self.model = Model(max_per_worker, staleness)
         self.handles = [self.subject.open(), self.subject.open()]
         self.accepted = self.delivered = self.discarded = 0
 
@@ -146,7 +148,7 @@ class Machine(RuleBasedStateMachine):
         )
         assert (receipt.status, receipt.lag, receipt.first_status) == (status, behind, first)
         assert (receipt.step, receipt.num_accumulated) == (step, count)
-        self.accepted += bool(receipt)
+        self.accepted += status in (gq.ApplyStatus.ACCEPTED, gq.ApplyStatus.DEFERRED)
         self.serve()
 
     @rule(at=st.integers(0, 1), worker=workers.filter(bool), ahead=st.integers(1, 200), rows=rows)
@@ -224,9 +226,21 @@ class Machine(RuleBasedStateMachine):
     @rule(at=st.integers(0, 1))
     def discard(self, at):
         count = self.handles[at].discard()
-        assert count == len(self.model.open)
+        assert count == len(self.model.open) + len(self.model.deferred)
         self.discarded += count
-        self.model.open = []
+        self.model.open, self.model.deferred = [], []
+
+    @precondition(lambda self: not self.model.queue)
+    @rule(other=st.sampled_from(available_engines()))
+    def restore_elsewhere(self, other):
+        """Go on with another round, on whichever engine, into which the state of this one was loaded."""
+        restored = self.kind(engine=other, **self.options)
+        handles = [restored.open(), restored.open()]
+        handles[0].load_state_dict(self.handles[0].state_dict())
+        left = sum(handle.close() for handle in self.handles)
+        undelivered = sum(len(batch.gradients) for batch in self.model.undelivered)
+        assert left == len(self.model.open) + len(self.model.deferred) + undelivered
+        self.subject, self.handles, self.engine = restored, handles, other
 
     @rule(at=st.integers(0, 1))
     def close_and_attach_again(self, at):
@@ -246,6 +260,7 @@ class Machine(RuleBasedStateMachine):
             return
         for handle in self.handles:
             assert handle.num_accumulated() == len(self.model.open)
+            assert handle.num_deferred == len(self.model.deferred)
             assert handle.global_step == self.model.step
             assert handle.published_step == self.model.published
             assert handle.num_undelivered == len(self.model.undelivered)

@@ -13,6 +13,7 @@ import click
 import gradquorum as gq
 from gradquorum.cli.corpus import MAX_BYTES, Corpus, TextError, python_documentation, read_text
 from gradquorum.cli.report import Report
+from gradquorum.cli.study_command import STUDY_STRAGGLER, check_study, make_study
 from gradquorum.cli.training import Engine, Examples, Progress, Settings, Training
 from gradquorum.engine import available_engines, engine_name
 
@@ -68,6 +69,16 @@ NUM_NEIGHBOURS = 6
     metavar="SECONDS",
     help="How long each side of the comparison at the end trains; 0: no comparison.",
 )
+@click.option(
+    "--study",
+    type=click.Path(path_type=Path, file_okay=False),
+    is_flag=False,
+    flag_value=Path("study"),
+    metavar="[DIR]",
+    help="Instead, train under three regimes with and without stragglers (one gradient in ten takes --straggler MS, "
+    f"{STUDY_STRAGGLER} if not given, longer), --compare SECONDS each; write study.json and plots to DIR (study).",
+)
+@click.option("--seeds", type=click.IntRange(1, 100), default=3, show_default=True, help="Of a study, from --seed on.")
 def demo(
     *,
     workers: int | None,
@@ -80,6 +91,8 @@ def demo(
     text: Path | None,
     engine: Engine | None,
     compare: int,
+    study: Path | None,
+    seeds: int,
 ) -> None:
     """Train word vectors on real text with several workers and a quorum.
 
@@ -110,11 +123,16 @@ def demo(
         seed=seed,
         engine=engine or cast("Engine", engine_name),  # by name: which one it is, we say ourselves
     )
+    studied = check_study(settings, study, seeds, compare)
     report = Report()
     report.line(
         f"{len(corpus.ids):,} words of {_name(text)}, {len(corpus.words):,} different; "
         f"{len(examples.pairs):,} pairs of neighbours"
     )
+    if study is not None:
+        make_study(examples, studied, study, report)
+        report.line(f"gradquorum demo --study: succeeded in {time.perf_counter() - start:.0f} s")
+        return
     with contextlib.nullcontext() if processes is None else gq.Server() as server:
         _train(examples, settings, server, epochs or _default_epochs(corpus), report)
         if compare and num_workers > 1:

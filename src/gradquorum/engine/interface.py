@@ -19,10 +19,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from gradquorum.engine.parts import DenseParts, SparseParts
 
 __all__ = ["AbstractDenseReducer", "AbstractEngine", "AbstractSparseReducer", "Block", "ReducerSpec"]
 
@@ -124,6 +127,18 @@ class AbstractSparseReducer(ABC):
         An element counts as in the dtype, but at least as half of one in the accumulate dtype.
         """
 
+    @abstractmethod
+    def export_block(self, block: Block) -> SparseParts:
+        """Return copies of what a block holds, the same for all engines."""
+
+    @abstractmethod
+    def import_block(self, parts: SparseParts, num_gradients: int) -> Block:
+        """Return a block of that content, which is copied and has been checked; it merges to the same bits.
+
+        Raises:
+            MemoryError: there is no room.
+        """
+
 
 class AbstractDenseReducer(ABC):
     """The arithmetic of one dense member."""
@@ -145,6 +160,14 @@ class AbstractDenseReducer(ABC):
     @abstractmethod
     def distinct_bytes(self, blocks: Sequence[Block]) -> int:
         """Return the bytes of one gradient of a log, counted as for sparse members."""
+
+    @abstractmethod
+    def export_block(self, block: Block) -> DenseParts:
+        """Return copies of what a block holds, as for the sparse reducer."""
+
+    @abstractmethod
+    def import_block(self, parts: DenseParts, num_gradients: int) -> Block:
+        """Return a block of that content, as for the sparse reducer."""
 
 
 class AbstractEngine(ABC):

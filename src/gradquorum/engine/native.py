@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradquorum import _native  # type: ignore[attr-defined, unused-ignore]  # compiled; may have no stub
-from gradquorum.dtypes import is_bfloat16
+from gradquorum.dtypes import is_bfloat16, real_dtype
 from gradquorum.engine.interface import (
     AbstractDenseReducer,
     AbstractEngine,
@@ -19,6 +19,7 @@ from gradquorum.engine.interface import (
     Block,
     ReducerSpec,
 )
+from gradquorum.engine.parts import DenseParts, SparseParts
 
 __all__ = ["NativeEngine"]
 
@@ -39,10 +40,11 @@ def _num_threads(asked: int | None) -> int:
 class _Door:
     """What sparse and dense members share: how arrays cross. bfloat16 crosses as its bits."""
 
-    __slots__ = ("_as_bits", "_dtype", "_native")
+    __slots__ = ("_as_bits", "_dtype", "_native", "_reals")
 
     def __init__(self, spec: ReducerSpec, native_type: Any) -> None:
         self._dtype = spec.dtype
+        self._reals = real_dtype(spec.dtype), real_dtype(spec.accumulate_dtype)
         self._as_bits = is_bfloat16(spec.dtype)
         self._native = native_type(
             spec.dtype.name, spec.accumulate_dtype.name, spec.reduction_type, _num_threads(spec.num_threads)
@@ -54,6 +56,10 @@ class _Door:
         if not flags.c_contiguous or not flags.aligned:
             values = np.array(values, order="C")
         return values.view(np.uint16) if self._as_bits else values
+
+    def _in_reals(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return values of the dtype or of the accumulate dtype, as the core reads them."""
+        return values.view(np.uint16) if is_bfloat16(values.dtype) else values
 
 
 class _SparseReducer(_Door, AbstractSparseReducer):
@@ -107,6 +113,21 @@ class _SparseReducer(_Door, AbstractSparseReducer):
         num_bytes: int = self._native.distinct_bytes(blocks)
         return num_bytes
 
+    def export_block(self, block: Block) -> SparseParts:
+        num_rows, width, summed, weight, indices, rows, counts = self._native.export_block(block)
+        return SparseParts(
+            np.ndarray((num_rows,), _INT64, indices),
+            np.ndarray((num_rows, width), self._reals[summed], rows),
+            None if counts is None else np.ndarray((num_rows,), _INT64, counts),
+            weight,
+        )
+
+    def import_block(self, parts: SparseParts, num_gradients: int) -> Block:
+        summed = parts.rows.dtype != self._reals[0]
+        rows = self._in_reals(parts.rows)
+        block: Block = self._native.import_block(parts.indices, rows, summed, parts.counts, parts.weight, num_gradients)
+        return block
+
 
 class _DenseReducer(_Door, AbstractDenseReducer):
     __slots__ = ()
@@ -134,6 +155,18 @@ class _DenseReducer(_Door, AbstractDenseReducer):
     def distinct_bytes(self, blocks: Sequence[Block]) -> int:
         num_bytes: int = self._native.distinct_bytes(blocks)
         return num_bytes
+
+    def export_block(self, block: Block) -> DenseParts:
+        size, summed, weight, compacted, num_carriers, total = self._native.export_block(block)
+        array = None if num_carriers == 0 else np.ndarray((size,), self._reals[summed], total)
+        return DenseParts(array, num_carriers, weight, compacted)
+
+    def import_block(self, parts: DenseParts, num_gradients: int) -> Block:
+        total, summed = None, False
+        if parts.total is not None:
+            total, summed = self._in_reals(parts.total), parts.total.dtype != self._reals[0]
+        block: Block = self._native.import_block(total, summed, parts.weight, parts.weighted, parts.num_carriers)
+        return block
 
 
 class NativeEngine(AbstractEngine):

@@ -21,6 +21,7 @@ from gradquorum.engine.interface import (
     Block,
     ReducerSpec,
 )
+from gradquorum.engine.parts import DenseParts, SparseParts
 
 __all__ = ["ReferenceEngine"]
 
@@ -131,6 +132,15 @@ class _SparseReducer(_Arithmetic, AbstractSparseReducer):
         distinct = len(np.unique(np.concatenate([block.indices for block in sparse])))
         return distinct * (8 + _width(sparse) * self._kept_bytes)
 
+    def export_block(self, block: Block) -> SparseParts:
+        sparse = cast("_SparseBlock", block)
+        counts = None if sparse.counts is None else sparse.counts.copy()
+        return SparseParts(sparse.indices.copy(), sparse.rows.copy(), counts, sparse.weight)
+
+    def import_block(self, parts: SparseParts, num_gradients: int) -> Block:
+        counts = None if parts.counts is None else parts.counts.copy()
+        return _SparseBlock(parts.indices.copy(), parts.rows.copy(), counts, parts.weight, lent=False, finite=True)
+
     def _sum(self, blocks: Sequence[_SparseBlock]) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64], float]:
         """Add up the rows of each id in the order of the log, starting from the first."""
         indices = np.unique(np.concatenate([block.indices for block in blocks]))
@@ -180,6 +190,15 @@ class _DenseReducer(_Arithmetic, AbstractDenseReducer):
     def distinct_bytes(self, blocks: Sequence[Block]) -> int:
         sizes = (block.total.size for block in cast("Sequence[_DenseBlock]", blocks) if block.total is not None)
         return max(sizes, default=0) * self._kept_bytes
+
+    def export_block(self, block: Block) -> DenseParts:
+        dense = cast("_DenseBlock", block)
+        total = None if dense.total is None else dense.total.copy()
+        return DenseParts(total, dense.num_carriers, dense.weight, dense.weighted)
+
+    def import_block(self, parts: DenseParts, num_gradients: int) -> Block:
+        total = None if parts.total is None else parts.total.copy()
+        return _DenseBlock(total, parts.num_carriers, parts.weight, parts.weighted, lent=False, finite=True)
 
     def _sum(self, blocks: Sequence[_DenseBlock]) -> _DenseBlock:
         total: NDArray[Any] | None = None

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradquorum.arrays import MAX_INT64
-from gradquorum.dtypes import round_weight
-from gradquorum.engine import get_engine
+from gradquorum.dtypes import real_dtype, round_weight
+from gradquorum.engine import AbstractEngine, ReducerSpec, get_engine
+from gradquorum.engine.weighing import weighing_dense_reducer, weighing_sparse_reducer
 from gradquorum.errors import InvalidArgumentError, ResourceExhaustedError, no_memory
 from gradquorum.membership import sort_workers, worker_key
 from gradquorum.receipts import ApplyReceipt
-from gradquorum.records import Batch, Contribution, FormConflict, Prefix
+from gradquorum.records import Batch, Contribution, FormConflict, LagConflict, Prefix, WeighedContribution
 from gradquorum.round import Round
 from gradquorum.specs import DenseSpec, RoundSpec, SparseSpec
+from gradquorum.state import decode, encode
 from gradquorum.targets.interface import Merged, Offer
 from gradquorum.validation import CheckedSparse, check_row_shape
 from gradquorum.waiters import Deadline, Handle
@@ -40,11 +43,16 @@ class RoundHost:
         self.engine_name = engine.name
         self._names = tuple(spec.members)
         self._specs = tuple(spec.members.values())
+        self._policy = spec.policy
+        self._reducer_specs = spec.reducer_specs()
         self._reducers: list[Any] = [
-            engine.sparse_reducer(reducer) if isinstance(member, SparseSpec) else engine.dense_reducer(reducer)
-            for member, reducer in zip(self._specs, spec.reducer_specs(), strict=True)
+            _reducer(engine, member, reducer, weighs=self._policy.weighs)
+            for member, reducer in zip(self._specs, self._reducer_specs, strict=True)
         ]
         self._weight_dtypes = spec.weight_dtypes()
+        self._has_weight = [dtype is not None for dtype in self._weight_dtypes]
+        if self._policy.weighs:
+            self._weight_dtypes = [real_dtype(reducer.accumulate_dtype) for reducer in self._reducer_specs]
         only_dense = all(isinstance(member, DenseSpec) for member in self._specs)
         self._growth = 1.0 if only_dense else _SPARSE_GROWTH  # dense members keep one running sum
         self._by_worker = options.order == "worker"
@@ -61,6 +69,7 @@ class RoundHost:
             max_bytes=options.max_bytes,
             block_when_full=options.on_full == "block",
             compact_from_bytes=0 if only_dense else _COMPACT_FROM_BYTES,
+            staleness=self._policy,
         )
 
     def _plainest(self) -> tuple[Callable[..., Any] | None, tuple[int, ...] | None, int]:
@@ -68,6 +77,8 @@ class RoundHost:
         spec = self._specs[0]
         rows, *row_shape = spec.shape or (None,)
         if len(self._specs) > 1 or isinstance(spec, DenseSpec) or (spec.shape and None in row_shape):
+            return None, None, 0
+        if self._policy.weighs:  # what a block weighs depends on the step
             return None, None, 0
         known = tuple(size for size in row_shape if size is not None)
         return self._reducers[0].plain_block, known if spec.shape else None, MAX_INT64 if rows is None else rows
@@ -77,18 +88,24 @@ class RoundHost:
     def apply(self, handle: Handle, offer: Offer, deadline: Deadline | None = None) -> ApplyReceipt:
         """Put a gradient in order, copy it, and have it judged. The deadline is by default that of the offer."""
         self._raise_late_error(offer)
-        try:
-            contribution = self._contribution(offer)
-        except MemoryError as error:
-            raise no_memory(error) from error
-        if not contribution.finite and self._refuses_nonfinite:
-            names = [self._where(i) or "grad: " for i, block in enumerate(contribution.blocks) if not block.finite]
-            raise InvalidArgumentError(f"{''.join(names)}expected finite values, got NaN or infinity")
-        try:
-            receipt = self._offer(handle, contribution, offer.local_step, offer.timeout, deadline)
-        except FormConflict as conflict:
-            self._raise_conflict(offer, conflict.member, conflict.expected)
-            raise  # cannot happen: the forms do differ
+        deadline = deadline or (None if offer.timeout is None else Deadline(offer.timeout))
+        lag = self.round.lag_of(offer.local_step) if self._policy.weighs else 0
+        while True:
+            try:
+                contribution = self._contribution(offer, lag)
+            except MemoryError as error:
+                raise no_memory(error) from error
+            if not contribution.finite and self._refuses_nonfinite:
+                names = [self._where(i) or "grad: " for i, block in enumerate(contribution.blocks) if not block.finite]
+                raise InvalidArgumentError(f"{''.join(names)}expected finite values, got NaN or infinity")
+            try:
+                receipt = self._offer(handle, contribution, offer.local_step, offer.timeout, deadline)
+                break
+            except LagConflict as conflict:  # the step has changed meanwhile
+                lag = conflict.lag
+            except FormConflict as conflict:
+                self._raise_conflict(offer, conflict.member, conflict.expected)
+                raise  # cannot happen: the forms do differ
         del contribution  # from here on only the log keeps it
         if self._compacts and self.round.budget.log_bytes > self.round.compact_above_bytes:
             self._compact()
@@ -152,11 +169,15 @@ class RoundHost:
             if not self._compact(when_full=True):
                 self.round.wait_for_room(handle, contribution.num_bytes, deadline)
 
-    def _contribution(self, offer: Offer) -> Contribution:
+    def _contribution(self, offer: Offer, lag: int = 0) -> Contribution:
+        lateness = self._policy.weight(lag) if lag else 1.0
         blocks: list[Any] = []
-        num_bytes, finite, lent = 0, True, False
-        for reducer, weight_dtype, gradient in zip(self._reducers, self._weight_dtypes, offer.gradients, strict=True):
-            weight = 1.0 if weight_dtype is None else round_weight(offer.weight, weight_dtype)
+        num_bytes, finite, lent, vanishes = 0, True, False, False
+        for i, (reducer, gradient) in enumerate(zip(self._reducers, offer.gradients, strict=True)):
+            weight, weight_dtype = 1.0, self._weight_dtypes[i]
+            if weight_dtype is not None:
+                weight = round_weight(lateness * (offer.weight if self._has_weight[i] else 1.0), weight_dtype)
+                vanishes = vanishes or weight == 0
             lend = offer.lend or not gradient.borrowed  # what was converted for us need not be copied again
             values = gradient[:2] if isinstance(gradient, CheckedSparse) else gradient[:1]
             block = reducer.block(*values, weight=weight, lend=lend, check_finite=self._check_finite)
@@ -165,7 +186,11 @@ class RoundHost:
             finite = finite and block.finite
             lent = lent or (block.lent and gradient.borrowed)
         forms = tuple([gradient.row_shape for gradient in offer.gradients])
-        return Contribution(tuple(blocks), forms, num_bytes, offer.worker, offer.sequence, finite=finite, lent=lent)
+        kind = WeighedContribution if self._policy.weighs else Contribution
+        contribution = kind(tuple(blocks), forms, num_bytes, offer.worker, offer.sequence, finite=finite, lent=lent)
+        if isinstance(contribution, WeighedContribution):
+            contribution.lag, contribution.vanishes = lag, vanishes
+        return contribution
 
     def _raise_late_error(self, offer: Offer) -> None:
         for member, gradient in enumerate(offer.gradients):
@@ -225,6 +250,36 @@ class RoundHost:
         )
         return merged, line
 
+    # Checkpoints
+
+    def state(self, handle: Handle) -> dict[str, NDArray[Any]]:
+        """Return all that the round holds at one moment, as arrays by name that nobody else has.
+
+        Raises:
+            ClosedError: the handle is closed.
+            ResourceExhaustedError: there is no memory for the copies.
+        """
+        snapshot = self.round.snapshot(handle)
+        try:
+            return encode(snapshot, self.spec, self._reducers)
+        except MemoryError as error:
+            raise ResourceExhaustedError(f"no memory for the state: {error or 'allocation failed'}") from error
+
+    def load_state(self, handle: Handle, state: Mapping[str, Any]) -> None:
+        """Put what `state` returned in the place of what the round holds, which must be no gradient.
+
+        Raises:
+            InvalidArgumentError: it is no such state, one of another spec, or the round holds gradients. Nothing has
+                changed.
+            ClosedError: the handle is closed.
+            ResourceExhaustedError: there is no memory for the copies. Nothing has changed.
+        """
+        try:
+            snapshot = decode(state, self.spec, self._reducers)
+        except MemoryError as error:
+            raise ResourceExhaustedError(f"no memory for the state: {error or 'allocation failed'}") from error
+        self.round.restore(handle, snapshot)
+
     # Takes
 
     def merge(self, batch: Batch) -> Merged:
@@ -248,6 +303,13 @@ class RoundHost:
                 f"no memory for the result: {error or 'allocation failed'}; the round is kept whole for the next take"
             ) from error
         return Merged(members, batch.num_gradients, batch.step, sort_workers(batch.workers))
+
+
+def _reducer(engine: AbstractEngine, member: SparseSpec | DenseSpec, spec: ReducerSpec, *, weighs: bool) -> Any:
+    """Return what does the arithmetic of a member."""
+    if isinstance(member, SparseSpec):
+        return weighing_sparse_reducer(engine, spec) if weighs else engine.sparse_reducer(spec)
+    return weighing_dense_reducer(engine, spec) if weighs else engine.dense_reducer(spec)
 
 
 def _worker_order(contribution: Contribution) -> tuple[tuple[bool, int, str], bool, int]:

@@ -10,8 +10,10 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
+
+from numpy.typing import NDArray
 
 from gradquorum.background import Timer, background
 from gradquorum.errors import ClosedError, InvalidArgumentError
@@ -263,6 +265,26 @@ class LocalTarget(AbstractTarget):
     def num_undelivered(self) -> int:
         _reclaim(self._host)
         return self._round.num_undelivered
+
+    @property
+    def num_deferred(self) -> int:
+        return self._round.num_deferred
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        self._round  # noqa: B018 - checks the process
+        _reclaim(self._host)
+        return self._host.state(self._handle)
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._round  # noqa: B018 - checks the process
+        _reclaim(self._host)
+        self._host.load_state(self._handle, state)
+
+    def observe(self, num_rounds: int | None) -> None:
+        self._round.observe(self._handle, num_rounds)
+
+    def arrival_times(self) -> list[list[float]]:
+        return self._round.arrival_times(self._handle)
 
     def discard(self) -> int:
         return self._round.discard(self._handle)
