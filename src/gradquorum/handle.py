@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradquorum.arrays import MAX_INT64, as_integer
-from gradquorum.arrivals import ArrivalReport, arrival_report
+from gradquorum.arrivals import ArrivalReport
 from gradquorum.dtypes import round_weight
 from gradquorum.errors import (
     CancelledError,
@@ -407,7 +407,7 @@ class AbstractAccumulator(ABC, Generic[R]):
         Raises:
             ClosedError: the handle is closed.
         """
-        return arrival_report(self._target.arrival_times())
+        return self._target.arrivals()
 
     def suggest_num_required(self, *, gain: float = 1.0) -> int:
         """Return the quorum N that would have given the most progress per second: ``N ** gain / mean_wait(N)``.

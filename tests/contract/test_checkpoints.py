@@ -25,6 +25,7 @@ from tests.support import (
     column,
     drain,
     failing_merges,
+    only_local,
     unchanged,
     wait_until,
 )
@@ -215,16 +216,27 @@ def test_takes_of_every_kind_leave_nothing_in_the_state_once_delivered(make):
     wait_until(lambda: len(acc.state_dict()) == 1, "the state of an empty round")
 
 
-def test_state_shares_no_memory_with_the_round_or_with_lent_arrays(make):
+def test_state_shares_no_memory_with_the_round_or_with_the_callers_arrays(make):
     acc = make.sparse()
     values = column(1.0)
-    receipt = apply(acc, [0], values, copy=False)
+    apply(acc, [0], values)
     state = acc.state_dict()
     for array in state.values():
         assert not np.shares_memory(array, values)
         array[...] = 0
-    assert not receipt.released
+    values[...] = 5
     assert_rows(acc.take_grad(1), [0], [1.0])
+
+
+@only_local("what goes to a server is copied")
+def test_state_keeps_no_lent_array(make):
+    acc = make.sparse()
+    values = column(1.0)
+    receipt = apply(acc, [0], values, copy=False)
+    for array in acc.state_dict().values():
+        assert not np.shares_memory(array, values)
+    assert not receipt.released
+    acc.take_grad(1)
     assert receipt.released
 
 

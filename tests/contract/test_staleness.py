@@ -8,16 +8,21 @@ import pytest
 import gradquorum as gq
 from gradquorum import ApplyStatus, Defer, Weighted, Window
 from gradquorum.staleness import from_words, to_words
-from tests.support import TIMEOUT, accept, apply, assert_rows, assert_same_bits, column, failing_merges, unchanged
+from tests.support import (
+    TIMEOUT,
+    accept,
+    apply,
+    assert_rows,
+    assert_same_bits,
+    column,
+    failing_merges,
+    only_local,
+    unchanged,
+)
 
-POLICIES = [
-    "strict",
-    Window(2),
-    Weighted("inverse"),
-    Weighted("exponential", decay=0.25, max_lag=3),
-    Weighted(math.exp),
-    Defer(),
-]
+POLICIES = ["strict", Window(2), Weighted("inverse"), Weighted("exponential", decay=0.25, max_lag=3), Defer()]
+
+only_where_functions_are = only_local("no code travels: a function of the user's stays in its process")
 
 
 def at_step(acc, step):
@@ -37,6 +42,18 @@ def test_policies_are_accepted_by_all_accumulators(make, policy):
     for acc in (make.sparse(staleness=policy), make.dense(staleness=policy)):
         assert acc.num_deferred == 0
     make.group({"a": gq.SparseSpec("float32"), "b": gq.DenseSpec("float32")}, staleness=policy)
+
+
+@only_where_functions_are
+def test_function_of_the_user_is_a_policy(make):
+    assert make.sparse(staleness=Weighted(math.exp)).num_deferred == 0
+
+
+def test_function_of_the_user_is_refused_where_it_would_have_to_travel(make, target):
+    if target == "local":
+        return
+    with pytest.raises(gq.InvalidArgumentError, match=r"another process.*use 'inverse' or 'exponential'"):
+        make.sparse(staleness=Weighted(math.exp))
 
 
 @pytest.mark.parametrize("policy", ["loose", None, 3, Window, "window", object()], ids=repr)
@@ -69,7 +86,7 @@ def test_policies_are_equal_if_they_say_the_same_and_do_not_change():
         Window(2).max_lag = 3
 
 
-@pytest.mark.parametrize("policy", [p for p in POLICIES if p != Weighted(math.exp)], ids=repr)
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
 def test_policies_travel_as_plain_words(policy):
     words = to_words(policy)
     assert all(word is None or isinstance(word, str | int | float) for word in words)
@@ -200,7 +217,6 @@ def test_weighted_group_weights_every_member_and_divides_by_those_that_carried_i
         (Weighted("inverse"), [1, 1 / 2, 1 / 3]),
         (Weighted("exponential"), [1, 0.5, 0.25]),
         (Weighted("exponential", decay=0.25), [1, 0.25, 0.0625]),
-        (Weighted(lambda lag: 1 / (1 + lag) ** 2), [1, 0.25, 1 / 9]),
     ],
     ids=repr,
 )
@@ -209,6 +225,12 @@ def test_weights_are_those_of_the_formula(make, policy, weights):
     for lag in range(3):
         assert late(acc, [lag], [1.0], lag)
     np.testing.assert_allclose(acc.take_grad(3).values.ravel(), weights, rtol=1e-15)
+
+
+@only_where_functions_are
+def test_weights_are_those_of_the_function(make):
+    policy = Weighted(lambda lag: 1 / (1 + lag) ** 2)
+    test_weights_are_those_of_the_formula(make, policy, [1, 0.25, 1 / 9])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"])
@@ -268,6 +290,7 @@ def test_weighted_drops_nothing_but_the_lag_says_how_late_it_was(make):
     assert (receipt.status, receipt.lag, bool(receipt)) == (ApplyStatus.ACCEPTED, 7, True)
 
 
+@only_where_functions_are
 @pytest.mark.parametrize("weight", [0, -1, 1.5, math.nan, math.inf, "1", None, True], ids=repr)
 def test_function_that_returns_no_weight_is_an_error_and_nothing_has_changed(make, weight):
     acc = at_step(make.sparse(staleness=Weighted(lambda lag: weight)), 1)
@@ -276,12 +299,14 @@ def test_function_that_returns_no_weight_is_an_error_and_nothing_has_changed(mak
     accept(acc, [0], [1.0])  # in time: the function is not asked
 
 
+@only_where_functions_are
 def test_error_of_the_function_reaches_the_caller_and_nothing_has_changed(make):
     acc = at_step(make.sparse(staleness=Weighted(lambda lag: 1 / 0)), 1)
     with unchanged(acc), pytest.raises(ZeroDivisionError):
         late(acc, [0], [1.0], 1)
 
 
+@only_where_functions_are
 def test_function_may_use_the_accumulator_as_it_runs_outside_the_lock(make, run_thread):
     def weight(lag):
         return run_thread(acc.num_accumulated).result() and 0.5  # another thread gets the lock
@@ -292,6 +317,7 @@ def test_function_may_use_the_accumulator_as_it_runs_outside_the_lock(make, run_
     assert_rows(acc.take_grad(2), [0], [1.5])
 
 
+@only_where_functions_are
 def test_gradient_is_weighed_for_the_step_at_which_it_is_judged(make):
     """The step advances between the weighing and the judgement: it is weighed again."""
     lags = []
@@ -308,6 +334,7 @@ def test_gradient_is_weighed_for_the_step_at_which_it_is_judged(make):
     assert_rows(acc.take_grad(1), [0], [2.0])
 
 
+@only_where_functions_are
 def test_gradient_that_turns_out_to_be_in_time_counts_in_full(make):
     def weight(lag):
         acc.set_global_step(0)
@@ -341,6 +368,7 @@ def test_round_of_nothing_but_empty_late_gradients_has_no_rows(make, reduction, 
     assert acc.take_grad(1).values.shape == (0, 3)
 
 
+@only_local("what goes to a server is copied")
 def test_lent_values_stay_lent_until_the_merge_under_each_policy(make):
     for policy in (Window(1), Weighted(), Defer()):
         acc = at_step(make.sparse(staleness=policy), 1)

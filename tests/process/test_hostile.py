@@ -110,7 +110,7 @@ def knows_the_key_and_sends_odd_messages(rng, sock):
 
     show_key(sock, sock.getpeername())
     for _ in range(rng.randrange(1, 5)):
-        message = [rng.randrange(1, 17), *[anything() for _ in range(rng.randrange(10))]]
+        message = [rng.randrange(1, 19), *[anything() for _ in range(rng.randrange(10))]]
         sock.sendall(frame(msgspec.msgpack.encode(message)))
 
 

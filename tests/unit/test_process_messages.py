@@ -1,5 +1,6 @@
 """What travels between client and server: everything arrives as it was, and nothing else is let in."""
 
+import os
 import sys
 
 import msgspec
@@ -13,8 +14,10 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="several process
 if sys.platform == "linux":
     from gradquorum.targets.process import messages as m
     from gradquorum.targets.process.failures import to_error, to_failure
+    from gradquorum.targets.process.memory import SharedMemory
     from gradquorum.targets.process.parts import arrays_of, gradient_parts, num_bytes_of, write
     from gradquorum.targets.process.specs import from_spec, to_spec
+    from gradquorum.targets.process.states import pack, unpack
     from gradquorum.validation import check_dense, check_sparse
 
 
@@ -61,9 +64,15 @@ def test_foreign_errors_arrive_as_one_of_ours():
     assert "KeyError" in str(found)
 
 
-def test_spec_arrives_as_it_was():
+POLICIES = ["strict", gq.Window(3), gq.Weighted("exponential", decay=0.1, max_lag=2), gq.Weighted(), gq.Defer()]
+
+
+@pytest.mark.parametrize("staleness", POLICIES, ids=repr)
+def test_spec_arrives_as_it_was(staleness):
     members = {"a": gq.SparseSpec("bfloat16", (None, 3), "SUM"), "b": gq.DenseSpec("float16", (2,), "MEAN_BY_WEIGHT")}
-    options = Options(accumulate_dtype="float32", expected_workers=2, max_per_worker=3, on_nonfinite="skip")
+    options = Options(
+        accumulate_dtype="float32", expected_workers=2, max_per_worker=3, on_nonfinite="skip", staleness=staleness
+    )
     spec = RoundSpec("AccumulatorGroup", members, options)
     found = from_spec(msgspec.msgpack.decode(m.encode(to_spec(spec)), type=m.Spec))
     assert found == spec
@@ -79,6 +88,11 @@ def test_spec_arrives_as_it_was():
         lambda: m.Spec(b"x", (m.MemberSpec(b"", True, b"float32", (2**40, 2**62), b"MEAN"),), {}),
         lambda: m.Spec(b"x", (m.MemberSpec(b"", True, b"float32", (), b"MEAN"),), {"order": "random"}),
         lambda: m.Spec(b"x", (m.MemberSpec(b"", True, b"float32", (), b"MEAN"),), {"surprise": 1}),
+        lambda: m.Spec(b"x", (m.MemberSpec(b"", True, b"float32", (), b"MEAN"),), {"staleness": "strict"}),
+        lambda: m.Spec(b"x", (m.MemberSpec(b"", True, b"float32", (), b"MEAN"),), {}, ("Window", -1)),
+        lambda: m.Spec(b"x", (m.MemberSpec(b"", True, b"float32", (), b"MEAN"),), {}, ("Weighted", "math.exp", 0.5)),
+        lambda: m.Spec(b"x", (m.MemberSpec(b"", True, b"float32", (), b"MEAN"),), {}, ("Loose",)),
+        lambda: m.Spec(b"x", (m.MemberSpec(b"", True, b"float32", (), b"MEAN"),), {}, ()),
     ],
 )
 def test_spec_that_cannot_be_is_refused(spec):
@@ -139,3 +153,53 @@ def test_parts_that_do_not_fit_their_memory_are_refused(change):
     memory = np.zeros(num_bytes - (change == "short"), np.uint8)
     with pytest.raises(ValueError):
         arrays_of(memory, specs, parts)
+
+
+def packed(state):
+    """Return the memory in which a state travels, and the bytes of its table."""
+    reply, descriptor = pack(state, SharedMemory())
+    with os.fdopen(descriptor, "rb") as file:
+        return np.frombuffer(file.read(reply.num_bytes), np.uint8).copy(), reply.table_bytes
+
+
+def test_state_arrives_as_it_was():
+    state = {
+        "header": np.arange(5, dtype=np.uint8),
+        "log.0.0.rows": np.arange(12, dtype=np.float16).reshape(3, 4)[:, ::2],
+        "\ud800": np.zeros((0, 3), np.int64),
+        "": np.array(7.0),
+    }
+    found = unpack(*packed(state))
+    assert list(found) == list(state)
+    for name, array in state.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
+        np.testing.assert_array_equal(found[name], array)
+
+
+TABLES = {
+    "garbage": b"\xc1",
+    "no list": msgspec.msgpack.encode({}),
+    "object": msgspec.msgpack.encode([[b"a", "|O", [1]]]),
+    "structured": msgspec.msgpack.encode([[b"a", "f4,f4", [1]]]),
+    "larger than the memory": msgspec.msgpack.encode([[b"a", "<f8", [2**62]]]),
+    "overflowing": msgspec.msgpack.encode([[b"a", "<f8", [2**61, 2**61, 2**61]]]),
+    "negative": msgspec.msgpack.encode([[b"a", "<f8", [-1]]]),
+    "many dims": msgspec.msgpack.encode([[b"a", "<f8", [1] * 65]]),
+    "no name": msgspec.msgpack.encode([[b"\xff", "<f8", [1]]]),
+}
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_memory_that_holds_no_state_is_refused(table):
+    memory = np.zeros(1024, np.uint8)
+    memory[: len(table)] = np.frombuffer(table, np.uint8)
+    with pytest.raises(ValueError):
+        unpack(memory, len(table))
+
+
+def test_table_that_is_longer_than_its_memory_is_refused():
+    memory, table_bytes = packed({"a": np.zeros(3)})
+    with pytest.raises(ValueError):
+        unpack(memory[: table_bytes - 1], table_bytes)
+    with pytest.raises(ValueError):
+        unpack(memory[:-1], table_bytes)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from numpy.typing import NDArray
 
-from gradquorum.errors import InvalidArgumentError
+from gradquorum.arrivals import ArrivalReport
 from gradquorum.receipts import ApplyReceipt
 from gradquorum.validation import CheckedDense, CheckedSparse
 
@@ -125,25 +125,24 @@ class AbstractTarget(ABC):
     def num_undelivered(self) -> int: ...
 
     @property
-    def num_deferred(self) -> int:
-        """The late gradients that wait for the next round."""
-        raise _not_here("deferred gradients")
+    @abstractmethod
+    def num_deferred(self) -> int: ...
 
+    @abstractmethod
     def state(self) -> dict[str, NDArray[Any]]:
         """Return all that the round holds at one moment, as arrays by name that nobody else has."""
-        raise _not_here("checkpoints")
 
+    @abstractmethod
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Put what `state` returned in the place of what the round holds, which must be no gradient."""
-        raise _not_here("checkpoints")
 
+    @abstractmethod
     def observe(self, num_rounds: int | None) -> None:
         """Record the arrival times of so many rounds from now on, anew; None for none."""
-        raise _not_here("arrival times")
 
-    def arrival_times(self) -> list[list[float]]:
-        """Return the arrival times of the rounds recorded, in seconds since each began, oldest first."""
-        raise _not_here("arrival times")
+    @abstractmethod
+    def arrivals(self) -> ArrivalReport:
+        """Return the report on the rounds recorded."""
 
     @abstractmethod
     def discard(self) -> int: ...
@@ -155,7 +154,3 @@ class AbstractTarget(ABC):
     @abstractmethod
     def closed(self) -> bool:
         """Whether this handle is closed; never raises."""
-
-
-def _not_here(what: str) -> InvalidArgumentError:
-    return InvalidArgumentError(f"expected a target that has {what}, as 'local' does; this one has none yet")

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from numpy.typing import NDArray
 
+from gradquorum.arrivals import ArrivalReport, arrival_report
 from gradquorum.background import Timer, background
 from gradquorum.errors import ClosedError, InvalidArgumentError
 from gradquorum.receipts import ApplyReceipt
@@ -283,8 +284,8 @@ class LocalTarget(AbstractTarget):
     def observe(self, num_rounds: int | None) -> None:
         self._round.observe(self._handle, num_rounds)
 
-    def arrival_times(self) -> list[list[float]]:
-        return self._round.arrival_times(self._handle)
+    def arrivals(self) -> ArrivalReport:
+        return arrival_report(self._round.arrival_times(self._handle))
 
     def discard(self) -> int:
         return self._round.discard(self._handle)

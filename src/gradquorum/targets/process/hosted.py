@@ -46,7 +46,8 @@ class HostedRound:
     @property
     def held_bytes(self) -> int:
         """What it has accumulated and not delivered."""
-        return self.round.budget.log_bytes + self.round.budget.detached_bytes
+        budget = self.round.budget
+        return budget.log_bytes + budget.deferred_bytes + budget.detached_bytes
 
 
 class Rounds:

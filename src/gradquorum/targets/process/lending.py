@@ -71,6 +71,19 @@ class Blocks:
             self._readers[number] = reader
             return memory
 
+    def take_back(self, number: int) -> NDArray[np.uint8]:
+        """Return a copy of a block, which the client can change no more. The block itself is no more.
+
+        Raises:
+            ValueError: as for `read`.
+            MemoryError: there is no room for the copy.
+        """
+        with self._lock:
+            if number not in self._blocks or number in self._readers:
+                raise ValueError("no such block to offer")
+            mapping = self._blocks.pop(number)
+        return as_bytes(mapping).copy()
+
     def freed(self) -> tuple[int, ...]:
         """Return the blocks that the client may write to again, each once."""
         numbers = []

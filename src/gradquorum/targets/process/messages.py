@@ -42,6 +42,7 @@ Text = Annotated[bytes, Meta(max_length=MAX_TEXT_BYTES)]
 Token = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Seconds = Annotated[float, Meta(ge=0)] | None
 Ids = Annotated[tuple[Size, ...], Meta(max_length=4096)]
+Word = Annotated[str, Meta(max_length=32)] | Int64 | float | None
 
 
 class _Message(Struct, array_like=True, gc=False):
@@ -80,6 +81,9 @@ class Spec(_Message):
     kind: Text
     members: Annotated[tuple[MemberSpec, ...], Meta(max_length=4096)]
     options: Annotated[dict[str, str | int | bool | None], Meta(max_length=32)]
+    """All but `staleness`."""
+    staleness: Annotated[tuple[Word, ...], Meta(max_length=8)] = ("_Strict",)
+    """The policy in words: no code ever travels."""
 
 
 # What clients say
@@ -172,7 +176,7 @@ class Retract(_Message, tag=10):
 
 
 class Ask(_Message, tag=11):
-    """Ask for a number of the round, or for what a method without arguments returns."""
+    """Ask for a number of the round, or for what a method without arguments returns: figures, arrivals, state."""
 
     handle: Size
     what: Annotated[str, Meta(max_length=32)]
@@ -211,6 +215,23 @@ class Member(_Message, tag=15):
 
 class Goodbye(_Message, tag=16):
     """The process ends in an orderly way: its handles are closed. Has no reply."""
+
+
+class Observe(_Message, tag=17):
+    """Record arrival times from now on."""
+
+    handle: Size
+    num_rounds: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None
+    """None ends it."""
+
+
+class LoadState(_Message, tag=18):
+    """Put a state that lies in a block in the place of what the round holds. The block is no more afterwards."""
+
+    handle: Size
+    block: Size
+    table_bytes: Size
+    """At its beginning: see `states.py`."""
 
 
 # What the server says
@@ -309,6 +330,30 @@ class Failure(_Message, tag=44):
     freed: Ids = ()
 
 
+class Quorum(_Message):
+    """What one quorum would have been like: see `arrivals.QuorumFigures`."""
+
+    num_required: Size
+    num_rounds: Size
+    mean_wait: float
+    longest_wait: float
+    mean_dropped: float
+
+
+class Arrivals(_Message, tag=45):
+    """The report on arrival times."""
+
+    num_rounds: Size
+    quorums: Annotated[tuple[Quorum, ...], Meta(max_length=1024)]
+
+
+class State(_Message, tag=46):
+    """The state of a round, in memory whose descriptor follows."""
+
+    num_bytes: Size
+    table_bytes: Size
+
+
 FROM_CLIENT = msgspec.msgpack.Decoder(
     Hello
     | Open
@@ -326,6 +371,8 @@ FROM_CLIENT = msgspec.msgpack.Decoder(
     | WaitPublished
     | Member
     | Goodbye
+    | Observe
+    | LoadState
 )
 FROM_SERVER = msgspec.msgpack.Decoder(
     Welcome
@@ -341,6 +388,8 @@ FROM_SERVER = msgspec.msgpack.Decoder(
     | Detached
     | Queued
     | Failure
+    | Arrivals
+    | State
 )
 encode = msgspec.msgpack.Encoder().encode
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gradquorum.arrivals import arrival_report
 from gradquorum.dtypes import round_weight
 from gradquorum.errors import DeadlineExceededError, InvalidArgumentError, ResourceExhaustedError
 from gradquorum.receipts import ApplyReceipt, ApplyStatus
@@ -24,6 +25,7 @@ from gradquorum.targets.process.channel import HEARTBEAT_SECONDS, BrokenChannel
 from gradquorum.targets.process.hosted import HostedRound
 from gradquorum.targets.process.parts import arrays_of, late_error_of
 from gradquorum.targets.process.specs import from_spec, to_spec
+from gradquorum.targets.process.states import pack, unpack
 from gradquorum.validation import CheckedDense, CheckedSparse, check_dense, check_sparse
 from gradquorum.waiters import Deadline, Handle
 
@@ -251,15 +253,21 @@ _NUMBERS: dict[str, Callable[[HostedRound, Handle], int]] = {
     "published_step": lambda hosted, handle: hosted.round.publication.step,
     "num_workers": lambda hosted, handle: hosted.round.num_workers,
     "num_undelivered": lambda hosted, handle: hosted.round.num_undelivered,
+    "num_deferred": lambda hosted, handle: hosted.round.num_deferred,
     "discard": lambda hosted, handle: hosted.round.discard(handle),
     "closed": lambda hosted, handle: int(handle.closed),
 }
 
 
-def _ask(link: Link, message: m.Ask) -> m.Number | m.Figures:
+def _ask(link: Link, message: m.Ask) -> Any:
     hosted, handle = link.session.get(message.handle)
     if message.what == "figures":
         return m.Figures(*hosted.round.figures())
+    if message.what == "arrivals":
+        report = arrival_report(hosted.round.arrival_times(handle))
+        return m.Arrivals(report.num_rounds, tuple(m.Quorum(*figures) for figures in report.quorums))
+    if message.what == "state":
+        return pack(hosted.host.state(handle), link.server.memory)
     number = _NUMBERS.get(message.what)
     if number is None:
         raise InvalidArgumentError(f"expected one of {sorted(_NUMBERS)}, got {message.what!r}")
@@ -297,6 +305,19 @@ def _member(link: Link, message: m.Member) -> m.Number:
     return m.Number(hosted.round.last_sequence(handle, worker))
 
 
+def _observe(link: Link, message: m.Observe) -> m.Number:
+    hosted, handle = link.session.get(message.handle)
+    hosted.round.observe(handle, message.num_rounds)
+    return m.Number(0)
+
+
+def _load_state(link: Link, message: m.LoadState) -> m.Number:
+    hosted, handle = link.session.get(message.handle)
+    state = unpack(link.blocks.take_back(message.block), message.table_bytes)
+    hosted.host.load_state(handle, state)
+    return m.Number(0)
+
+
 ANSWERS: dict[type, Callable[[Any, Any], Any]] = {
     m.Open: _open,
     m.Close: _close,
@@ -312,5 +333,7 @@ ANSWERS: dict[type, Callable[[Any, Any], Any]] = {
     m.Publish: _publish,
     m.WaitPublished: _wait_published,
     m.Member: _member,
+    m.Observe: _observe,
+    m.LoadState: _load_state,
 }
 """A reply, a reply and a descriptor that follows it, or None. A second Hello has no answer: it ends the connection."""

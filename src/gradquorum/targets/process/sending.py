@@ -93,7 +93,7 @@ class Sender:
         block: int | None = None
         inline: bytearray | None = None
         if num_bytes > INLINE_BYTES:
-            block = self._block(connection, num_bytes, offer.timeout)
+            block = self.block(connection, num_bytes, offer.timeout)
             if isinstance(block, m.Failure):
                 return block
             write(connection.free[block], arrays)
@@ -118,7 +118,7 @@ class Sender:
             connection.give_back(reply.freed, reply.reclaimed)
         return reply
 
-    def _block(self, connection: Connection, num_bytes: int, timeout: float | None) -> Any:
+    def block(self, connection: Connection, num_bytes: int, timeout: float | None) -> Any:
         """Return the smallest free block that is large enough, or a new one, or the server's refusal."""
         free = connection.free
         large = [number for number, memory in free.items() if len(memory) >= num_bytes]

@@ -6,13 +6,18 @@ import numpy as np
 
 from gradquorum.errors import InvalidArgumentError
 from gradquorum.specs import DenseSpec, Options, RoundSpec, SparseSpec
+from gradquorum.staleness import from_words, to_words
 from gradquorum.targets.process.messages import MemberSpec, Spec, from_text, to_text
 
 __all__ = ["from_spec", "to_spec"]
 
 
 def to_spec(spec: RoundSpec) -> Spec:
-    """Return the spec of a round as it travels."""
+    """Return the spec of a round as it travels.
+
+    Raises:
+        InvalidArgumentError: it weighs late gradients by a function of the user's.
+    """
     members = tuple(
         MemberSpec(
             to_text(name),
@@ -24,8 +29,9 @@ def to_spec(spec: RoundSpec) -> Spec:
         for name, member in spec.members.items()
     )
     options = spec.options._asdict()
+    staleness = to_words(options.pop("staleness"))
     words = {name: value.name if isinstance(value, np.dtype) else value for name, value in options.items()}
-    return Spec(to_text(spec.kind), members, words)
+    return Spec(to_text(spec.kind), members, words, staleness)
 
 
 def from_spec(spec: Spec) -> RoundSpec:
@@ -34,7 +40,7 @@ def from_spec(spec: Spec) -> RoundSpec:
     Raises:
         InvalidArgumentError: there can be no such round.
     """
-    unknown = set(spec.options) - set(Options._fields)
+    unknown = set(spec.options) - (set(Options._fields) - {"staleness"})
     if unknown:
         raise InvalidArgumentError(f"options: expected those of this release, got {sorted(unknown)}")
     if not spec.members:
@@ -44,4 +50,4 @@ def from_spec(spec: Spec) -> RoundSpec:
         kind = SparseSpec if member.sparse else DenseSpec
         reduction = from_text(member.reduction_type)
         members[from_text(member.name)] = kind(from_text(member.dtype), member.shape, reduction)
-    return RoundSpec(from_text(spec.kind), members, Options(**spec.options))
+    return RoundSpec(from_text(spec.kind), members, Options(staleness=from_words(spec.staleness), **spec.options))

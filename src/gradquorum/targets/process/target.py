@@ -10,9 +10,12 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from numpy.typing import NDArray
+
+from gradquorum.arrivals import ArrivalReport, QuorumFigures
 from gradquorum.errors import ClosedError, GradQuorumError, UnavailableError
 from gradquorum.receipts import ApplyReceipt
 from gradquorum.specs import RoundSpec, SparseSpec
@@ -27,6 +30,7 @@ from gradquorum.targets.process.memory import as_bytes, map_private
 from gradquorum.targets.process.parts import arrays_of
 from gradquorum.targets.process.sending import Sender
 from gradquorum.targets.process.specs import from_spec, to_spec
+from gradquorum.targets.process.states import receive_state, send_state
 from gradquorum.targets.process.waiting import FutureTake, Handover, WaitingTake
 
 __all__ = ["ProcessTarget", "open_remote"]
@@ -300,8 +304,33 @@ class ProcessTarget(AbstractTarget):
         self._reclaim()
         return self._ask("num_undelivered")
 
+    @property
+    def num_deferred(self) -> int:
+        return self._ask("num_deferred")
+
     def discard(self) -> int:
         return self._ask("discard")
+
+    def observe(self, num_rounds: int | None) -> None:
+        self._call(m.Observe(self._handle, num_rounds))
+
+    def arrivals(self) -> ArrivalReport:
+        report = self._call(m.Ask(self._handle, "arrivals"))
+        figures = [
+            QuorumFigures(q.num_required, q.num_rounds, q.mean_wait, q.longest_wait, q.mean_dropped)
+            for q in report.quorums
+        ]
+        return ArrivalReport(report.num_rounds, tuple(figures))
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        self._check_open()
+        self._reclaim()
+        return receive_state(self._client, self._handle)
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._check_open()
+        self._reclaim()
+        send_state(self._client, self._handle, self._sender, state)
 
     def close(self, for_all: bool) -> int:
         if self._closed:
