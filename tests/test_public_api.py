@@ -53,7 +53,7 @@ TAKE = "self, num_required, name=None, *, timeout=None, exact=False"
 MARKS = "worker=None, sequence=None, weight=1.0, copy=True, timeout=None"
 
 SIGNATURES = {
-    "Server": "address=None, *, authkey=None, max_bytes=None",
+    "Server": "address=None, *, authkey=None, max_bytes=None, checkpoint=None, checkpoint_every=30.0",
     "Server.close": "self",
     "connect": "address, authkey=None",
     "attach": "shared_name, target=None",

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gradquorum.errors import GradQuorumError, InvalidArgumentError
 
-__all__ = ["read_checkpoint", "write_checkpoint"]
+__all__ = ["read_checkpoint", "sync_folder", "write_checkpoint"]
 
 _METADATA = {"format": "gradquorum.round"}
 
@@ -49,7 +49,7 @@ def write_checkpoint(path: str | os.PathLike[str], state: Mapping[str, NDArray[A
         with contextlib.suppress(OSError):
             os.unlink(beside)
         raise
-    _sync_folder(folder)
+    sync_folder(folder)
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
@@ -78,7 +78,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
         raise InvalidArgumentError(f"{where}: expected a checkpoint of gradquorum, whole: {error}") from error
 
 
-def _sync_folder(folder: str) -> None:
+def sync_folder(folder: str) -> None:
     """Make sure that a renamed file is there after a crash."""
     opened = os.open(folder, os.O_RDONLY)
     try:

@@ -151,6 +151,13 @@ class Round:
         del dropped, undelivered  # not under the lock: lent arrays may have finalizers of the user's
         return count
 
+    def close_others(self, handle: Handle) -> None:
+        """Close all other handles and end their waits."""
+        with self._lock:
+            for other in list(self._handles):
+                if other is not handle:
+                    self.close(other)
+
     def _check_open(self, handle: Handle) -> None:
         if handle.closed:
             raise ClosedError("this handle has been closed; make a new accumulator or group to go on")
@@ -554,6 +561,7 @@ class Round:
             step = self.step if step is None else step
             if only_raise and step < self.publication.step:
                 return self.publication.step
+            self._version += 1
             self.publication.publish(step)
             return step
 
@@ -564,11 +572,13 @@ class Round:
         with self._lock:
             self._settle()
             self._check_open(handle)
+            self._version += 1
             self._membership.join(worker)
 
     def leave(self, worker: Worker) -> None:
         """Count a worker as gone; takes that cannot be satisfied without it end."""
         with self._lock:
+            self._version += 1
             self._membership.leave(worker)
             self._serve()
 
@@ -598,6 +608,16 @@ class Round:
             self._settle()
             self._check_open(handle)
             return self._count
+
+    @property
+    def version(self) -> int:
+        """Changes whenever what the round holds does."""
+        return self._version
+
+    @property
+    def num_in_flight(self) -> int:
+        """The rounds that a take is about to deliver."""
+        return len(self._in_flight)
 
     @property
     def num_undelivered(self) -> int:

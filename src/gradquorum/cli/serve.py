@@ -12,6 +12,7 @@ import click
 from gradquorum.errors import GradQuorumError
 
 _MAX_KEY_BYTES = 4096
+_EVERY_SECONDS = 30.0
 
 
 @click.command()
@@ -29,18 +30,41 @@ _MAX_KEY_BYTES = 4096
     help="A file with the key that clients must know; without it one is made and kept beside the socket.",
 )
 @click.option("--max-bytes", type=click.IntRange(1), metavar="N", help="Budget for all that is held.")
-def serve(address: Path, authkey_file: Path | None, max_bytes: int | None) -> None:
+@click.option(
+    "--checkpoint",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="A folder to keep rounds in, so that they outlive this server; made if it is not there.",
+)
+@click.option(
+    "--every",
+    type=click.FloatRange(0, threading.TIMEOUT_MAX),
+    metavar="S",
+    help="Seconds after which a changed round is saved [default: 30]; 0 saves each change before it is answered.",
+)
+def serve(
+    address: Path, authkey_file: Path | None, max_bytes: int | None, checkpoint: Path | None, every: float | None
+) -> None:
     """Host accumulators for the processes of this machine until SIGTERM or Ctrl-C.
 
-    Waiting takes of clients then end with CancelledError, and the exit status is 0.
+    Waiting takes of clients then end with CancelledError, and the exit status is 0. With --checkpoint, rounds are saved
+    and come back when the next server of that folder is asked for them.
     """
+    if every is not None and checkpoint is None:
+        raise click.UsageError("--every needs --checkpoint")
     from gradquorum.targets.process.server import Server
 
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     try:
-        server = Server(address, authkey=_read(authkey_file), max_bytes=max_bytes)
+        server = Server(
+            address,
+            authkey=_read(authkey_file),
+            max_bytes=max_bytes,
+            checkpoint=checkpoint,
+            checkpoint_every=_EVERY_SECONDS if every is None else every,
+        )
     except GradQuorumError as error:
         raise click.ClickException(str(error)) from None
     with server:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gradquorum.errors import GradQuorumError, InvalidArgumentError
 from gradquorum.specs import RoundSpec
-from gradquorum.targets.interface import AbstractTarget, Merged, Offer
+from gradquorum.targets.interface import PRIVATE, AbstractTarget, Merged, Offer
 from gradquorum.targets.local import attach_local, open_local
 
 __all__ = ["AbstractTarget", "Merged", "Offer", "attach_target", "open_shared", "open_target", "set_default"]
@@ -66,7 +66,7 @@ def open_shared(target: object, shared_name: str | None, spec: RoundSpec | None,
     With ``create=False`` it only attaches, and raises `ClosedError` if the round is not there.
     """
     if shared_name is None:
-        shared_name = f"private-{os.urandom(16).hex()}"
+        shared_name = f"{PRIVATE}{os.urandom(16).hex()}"
     if isinstance(target, os.PathLike):
         target = os.fspath(target)
     if isinstance(target, str) and os.sep in target:

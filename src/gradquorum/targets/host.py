@@ -265,8 +265,10 @@ class RoundHost:
         except MemoryError as error:
             raise ResourceExhaustedError(f"no memory for the state: {error or 'allocation failed'}") from error
 
-    def load_state(self, handle: Handle, state: Mapping[str, Any]) -> None:
+    def load_state(self, handle: Handle, state: Mapping[str, Any], *, rejoin: bool = False) -> None:
         """Put what `state` returned in the place of what the round holds, which must be no gradient.
+
+        With `rejoin` the workers that were live have not joined: nobody knows whether they are still there.
 
         Raises:
             InvalidArgumentError: it is no such state, one of another spec, or the round holds gradients. Nothing has
@@ -278,6 +280,9 @@ class RoundHost:
             snapshot = decode(state, self.spec, self._reducers)
         except MemoryError as error:
             raise ResourceExhaustedError(f"no memory for the state: {error or 'allocation failed'}") from error
+        if rejoin:
+            left = {worker: False for worker, live in snapshot.members.items() if not live}
+            snapshot = snapshot._replace(members=left)
         self.round.restore(handle, snapshot)
 
     # Takes

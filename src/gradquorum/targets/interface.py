@@ -13,9 +13,12 @@ from gradquorum.arrivals import ArrivalReport
 from gradquorum.receipts import ApplyReceipt
 from gradquorum.validation import CheckedDense, CheckedSparse
 
-__all__ = ["AbstractTarget", "Merged", "Offer"]
+__all__ = ["PRIVATE", "AbstractTarget", "Merged", "Offer"]
 
 T = TypeVar("T")
+
+PRIVATE = "private-"
+"""How the shared names begin that nobody gave."""
 
 
 class Offer(NamedTuple):

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import weakref
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from gradquorum.errors import ClosedError, InvalidArgumentError
+from gradquorum.errors import ClosedError, GradQuorumError, InvalidArgumentError
 from gradquorum.membership import Worker
 from gradquorum.specs import RoundSpec
 from gradquorum.targets.host import RoundHost
 from gradquorum.targets.local import LocalTarget
+from gradquorum.targets.process.checkpoints import Checkpoints, RoundFile
 from gradquorum.waiters import Handle
 
 __all__ = ["HostedRound", "HostedTarget", "Rounds"]
+
+_logger = logging.getLogger("gradquorum")
 
 
 class HostedRound:
@@ -25,9 +29,11 @@ class HostedRound:
     Guarded by the lock of `Rounds`: ``num_handles``, ``closed`` and ``leases``.
     """
 
-    def __init__(self, shared_name: str, spec: RoundSpec) -> None:
+    def __init__(self, shared_name: str, spec: RoundSpec, file: RoundFile | None = None) -> None:
         self.shared_name = shared_name
         self.spec = spec
+        self.file = file
+        """Where it is kept beyond its handles and the server, if it is."""
         self.host = RoundHost(spec)
         self.round = self.host.round
         self.members = tuple(spec.members.values())
@@ -43,6 +49,33 @@ class HostedRound:
         self.leases: dict[Worker, set[Any]] = {}
         """The sessions over which each worker has joined: it leaves when the last of them ends."""
 
+        if file is not None and file.exists:
+            file.load(self.host, keeper)
+
+    def save(self) -> bool:
+        """Save the round if it has changed; False if it is not kept.
+
+        Raises:
+            GradQuorumError: it could not be saved.
+        """
+        if self.file is None:
+            return False
+        try:
+            self.file.save(self.host, self.keeper)
+        except OSError as error:
+            raise GradQuorumError(f"the round {self.shared_name!r} could not be saved: {error}") from error
+        return True
+
+    def try_to_save(self) -> bool:
+        """Save the round; False, and a line in the log, if that fails."""
+        try:
+            return self.save()
+        except ClosedError:  # meanwhile: nothing is left of it
+            return False
+        except GradQuorumError as error:
+            _logger.error("%s", error)
+            return False
+
     @property
     def held_bytes(self) -> int:
         """What it has accumulated and not delivered."""
@@ -53,7 +86,8 @@ class HostedRound:
 class Rounds:
     """All rounds of a server. Guarded by ``_lock``: all that is assigned outside `__init__`."""
 
-    def __init__(self) -> None:
+    def __init__(self, checkpoints: Checkpoints | None = None) -> None:
+        self._checkpoints = checkpoints
         self._lock = threading.RLock()
         self._rounds: dict[str, HostedRound] = {}
         self._closed = False
@@ -65,6 +99,7 @@ class Rounds:
 
         Raises:
             InvalidArgumentError: it was made from another spec, or there is none and no spec was given.
+            GradQuorumError: it has a checkpoint that cannot be read.
             ClosedError: the server has been closed, or the round is not there and may not be made.
         """
         with self._lock:
@@ -73,16 +108,20 @@ class Rounds:
                 raise ClosedError("the server has been closed")
             hosted = self._rounds.get(shared_name)
             if hosted is None:
+                file = None if self._checkpoints is None else self._checkpoints.file_of(shared_name)
+                is_kept = file is not None and file.exists
                 if spec is None:
+                    kept = "; its checkpoint is there: the first to come has to bring the spec" if is_kept else ""
                     raise InvalidArgumentError(
-                        f"shared_name {shared_name!r}: expected one that is in use, and this server has no such round"
+                        f"shared_name {shared_name!r}: expected one that is in use, and this server has no such "
+                        f"round{kept}"
                     )
-                if not create:
+                if not create and not is_kept:
                     raise ClosedError(
                         f"the round {shared_name!r} has been closed, or was never at this server; make a new "
                         "accumulator or group of that name to go on"
                     )
-                hosted = self._rounds[shared_name] = HostedRound(shared_name, spec)
+                hosted = self._rounds[shared_name] = HostedRound(shared_name, spec, file)
             elif spec is not None and hosted.spec.describe() != spec.describe():
                 raise InvalidArgumentError(
                     f"shared_name {shared_name!r}: expected the spec it was made with, "
@@ -102,9 +141,11 @@ class Rounds:
     def _close(self, hosted: HostedRound, handle: Handle, *, for_all: bool = False) -> int:
         if handle.closed:
             return 0
+        if for_all and hosted.file is not None:
+            hosted.file.remove()
         count = hosted.round.close(handle, for_all=for_all)
         hosted.num_handles -= 1
-        if for_all or hosted.num_handles == 0:
+        if for_all or (hosted.num_handles == 0 and hosted.file is None):
             count += hosted.round.close(hosted.keeper)
             hosted.closed = True
             if self._rounds.get(hosted.shared_name) is hosted:
@@ -142,16 +183,29 @@ class Rounds:
         with self._lock:
             return list(self._rounds.values())
 
-    def close_all(self) -> int:
-        """Close every round, for good, and return how many gradients that discarded."""
+    def close_all(self) -> None:
+        """Close all handles, for good. What the rounds hold stays until `discard_all`."""
         with self._lock:
             self._closed = True
-            hosted = list(self._rounds.values())
+            for hosted in self._rounds.values():
+                hosted.closed = True
+                hosted.round.close_others(hosted.keeper)
+
+    @property
+    def num_in_flight(self) -> int:
+        """The rounds that takes are about to deliver."""
+        return sum(hosted.round.num_in_flight for hosted in self.all())
+
+    def discard_all(self) -> int:
+        """Save the rounds that are kept, close all, and return how many gradients that discarded."""
+        with self._lock:
+            rounds = list(self._rounds.values())
             self._rounds.clear()
-            count = 0
-            for one in hosted:
-                one.closed = True
-                count += one.round.close(one.keeper, for_all=True)
+        count = 0
+        for hosted in rounds:
+            is_saved = hosted.try_to_save()
+            discarded = hosted.round.close(hosted.keeper, for_all=True)
+            count += 0 if is_saved else discarded
         return count
 
 

@@ -12,18 +12,24 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gradquorum.background import background
-from gradquorum.errors import ClosedError, GradQuorumError
+from gradquorum.errors import ClosedError, GradQuorumError, UnavailableError
 from gradquorum.targets.process.channel import HEARTBEAT_SECONDS, BrokenChannel, Channel
 from gradquorum.targets.process.failures import to_failure
 from gradquorum.targets.process.lending import Blocks
 from gradquorum.targets.process.messages import (
     FROM_CLIENT,
     VERSION,
+    Apply,
+    Ask,
     Failure,
     Goodbye,
     Heartbeat,
     Hello,
+    LoadState,
+    Member,
+    Publish,
     Retract,
+    SetStep,
     Welcome,
     encode,
 )
@@ -38,6 +44,10 @@ __all__ = ["Link"]
 _AUTHENTICATE_SECONDS = 2.0
 _RETRACT_SECONDS = 0.1
 """How long after its acknowledgement a round can be given back, unless the client goes on before."""
+_STEPS = (SetStep, Publish, LoadState)
+"""After these, a discard and takes, a round that is kept is saved in any case: nothing of them is ever undone."""
+_CHANGES = (Apply, Ask, Member)
+"""Others that may change one."""
 _HEARTBEAT = encode(Heartbeat())
 
 _logger = logging.getLogger("gradquorum")
@@ -141,7 +151,10 @@ class Link:
         if answer is None:
             raise BrokenChannel("a second hello")
         try:
-            return answer(self, message)
+            reply = answer(self, message)
+            if self.server.keeps:
+                self._keep(message)
+            return reply
         except (BrokenChannel, msgspec.MsgspecError, ValueError) as error:
             if not isinstance(error, GradQuorumError):
                 raise  # no way to go on with this client
@@ -150,6 +163,19 @@ class Link:
             if not isinstance(error, (GradQuorumError, MemoryError)):
                 _logger.exception("a request failed because of an error in the server")
             return to_failure(error)
+
+    def _keep(self, message: Any) -> None:
+        """Save what the reply is about to say, if it must be.
+
+        Raises:
+            UnavailableError: it has happened, and could not be saved.
+        """
+        is_discard = isinstance(message, Ask) and message.what == "discard"
+        if is_discard or isinstance(message, _STEPS) or (self.server.keeps_each and isinstance(message, _CHANGES)):
+            try:
+                self.session.get(message.handle)[0].save()
+            except GradQuorumError as error:
+                raise UnavailableError(f"{error}. It has changed all the same", outcome_known=False) from error
 
     def _send(self, reply: Any, descriptor: int | None = None) -> None:
         try:

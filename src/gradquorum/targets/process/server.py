@@ -19,6 +19,7 @@ from gradquorum.errors import ClosedError, GradQuorumError, InvalidArgumentError
 from gradquorum.specs import RoundSpec
 from gradquorum.targets.process.address import Address
 from gradquorum.targets.process.channel import HEARTBEAT_SECONDS, Channel
+from gradquorum.targets.process.checkpoints import Checkpoints
 from gradquorum.targets.process.hosted import HostedTarget, Rounds
 from gradquorum.targets.process.link import Link
 from gradquorum.targets.process.memory import SharedMemory
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Server"]
 
 _NO_DESCRIPTOR_SECONDS = 0.1
+_QUIET_SECONDS = 0.001
 _CLOSE_SECONDS = 5.0
 """How long those who are about to receive a round may take to acknowledge it."""
 
@@ -61,10 +63,15 @@ class Server:
             where every process of this user finds it.
         max_bytes: budget for shared memory and for what all rounds hold; None without one. What does not fit is
             refused with `ResourceExhaustedError`, or waits where the accumulator was made with ``on_full="block"``.
+        checkpoint: a folder to keep rounds in, made if it is not there; None keeps none. Rounds that have a
+            `shared_name` then outlive their handles and the server: the first client that brings the spec gets what
+            was saved, and ``close(for_all=True)`` ends them. Needs the extra ``checkpoint``.
+        checkpoint_every: seconds after which a round that has changed is saved, besides before and after each take; 0
+            saves each change before the client hears of it. ``docs/processes.md`` says what that promises.
 
     Raises:
-        InvalidArgumentError: there is a living server at the address, or an argument cannot be.
-        GradQuorumError: this is not Linux.
+        InvalidArgumentError: there is a living server at the address or with the folder, or an argument cannot be.
+        GradQuorumError: this is not Linux, or safetensors is not installed.
 
     Threads:
         All methods may be called from any thread. One thread for each connection; idle ones cost nothing.
@@ -84,6 +91,8 @@ class Server:
         *,
         authkey: bytes | None = None,
         max_bytes: int | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_every: float = 30.0,
     ) -> None:
         if sys.platform != "linux":
             raise GradQuorumError(f"several processes need Linux, and this is {sys.platform}; use the local target")
@@ -91,7 +100,16 @@ class Server:
             raise InvalidArgumentError("authkey: expected bytes, at least one, or None")
         if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
             raise InvalidArgumentError(f"max_bytes: expected 1 or more, or None; got {max_bytes!r}")
-        self.rounds = Rounds()
+        if checkpoint is not None and not isinstance(checkpoint, (str, os.PathLike)):
+            raise InvalidArgumentError(f"checkpoint: expected the path of a folder, or None; got {checkpoint!r}")
+        if type(checkpoint_every) not in (int, float) or not 0 <= checkpoint_every <= threading.TIMEOUT_MAX:
+            raise InvalidArgumentError(f"checkpoint_every: expected seconds, 0 or more; got {checkpoint_every!r}")
+        self._checkpoints = None if checkpoint is None else Checkpoints(checkpoint, checkpoint_every)
+        self.keeps = checkpoint is not None
+        """Whether rounds are saved."""
+        self.keeps_each = checkpoint is not None and checkpoint_every == 0
+        """Whether each change is saved before the client hears of it."""
+        self.rounds = Rounds(self._checkpoints)
         self.memory = SharedMemory()
         self.max_bytes = max_bytes
         self._lock = threading.Lock()
@@ -100,9 +118,16 @@ class Server:
         self._sessions: dict[bytes, Session] = {}
         self._closing = False
         self._ended = threading.Event()
-        self._place = Address(address, authkey)
         try:
-            for work, name in ((self._accept, "accept"), (self._keep_pace, "heartbeat")):
+            self._place = Address(address, authkey)
+        except BaseException:
+            self._end_checkpoints()
+            raise
+        try:
+            works = [(self._accept, "accept"), (self._keep_pace, "heartbeat")]
+            if self._checkpoints is not None and checkpoint_every:
+                works.append((self._save_often, "checkpoint"))
+            for work, name in works:
                 threading.Thread(target=work, name=f"gradquorum-{name}", daemon=True).start()
         except BaseException:
             self.close()
@@ -145,10 +170,11 @@ class Server:
     def close(self) -> int:
         """Close all rounds, end all conversations and remove the socket; closing again does nothing.
 
-        Waiting takes, here and in other processes, end with `CancelledError`, later calls with `ClosedError`.
+        Waiting takes, here and in other processes, end with `CancelledError`, later calls with `ClosedError`. Rounds
+        that are kept are saved.
 
         Returns:
-            How many accepted, not delivered gradients that discarded.
+            How many accepted, not delivered gradients of other rounds that discarded.
         """
         with self._lock:
             if self._closing:
@@ -158,7 +184,7 @@ class Server:
                 session.say_bye()
             self._closing = True
         self._place.remove()
-        count = self.rounds.close_all()
+        self.rounds.close_all()
         for link in self._snapshot():
             link.finish()
         deadline = time.monotonic() + _CLOSE_SECONDS
@@ -167,7 +193,11 @@ class Server:
         for link in self._snapshot():
             link.channel.shut_down()
             link.thread.join(1.0)
+        while self.rounds.num_in_flight and time.monotonic() < deadline:  # to threads of this process
+            time.sleep(_QUIET_SECONDS)
+        count = self.rounds.discard_all()
         self._ended.set()
+        self._end_checkpoints()
         with contextlib.suppress(AttributeError):
             self._finalizer.cancel()
         return count
@@ -285,9 +315,22 @@ class Server:
             for link in self._snapshot():
                 link.beat()
 
+    def _save_often(self) -> None:
+        """Save the rounds that have changed, again and again."""
+        assert self._checkpoints is not None
+        while not self._ended.wait(self._checkpoints.every):
+            for hosted in self.rounds.all():
+                hosted.try_to_save()
+
+    def _end_checkpoints(self) -> None:
+        checkpoints, self._checkpoints = self._checkpoints, None
+        if checkpoints is not None:
+            checkpoints.close()
+
     def _forget(self) -> None:
         """Close in a forked child what belongs to the parent."""
         self._closing = True
+        self._end_checkpoints()
         self._place.forget()
         for link in list(self._links):
             link.channel.forget()

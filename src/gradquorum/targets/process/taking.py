@@ -80,6 +80,7 @@ class Taking:
                 return Withdrawn()
             ticket.raise_error()
             assert ticket.batch is not None
+            hosted.save()  # from here on it may arrive: if the server dies it comes again, this very round
             if message.announce:
                 self._channel.send(encode(Detached()))
             return self._reply(hosted, hosted.host.merge(ticket.batch))
@@ -127,19 +128,22 @@ class Taking:
             raise BrokenChannel("nothing to acknowledge")
         self._hosted.round.deliver(self._ticket)
         self.acknowledged = True
+        self._hosted.try_to_save()
         if final:
             self.forget()
 
     def give_back(self) -> None:
         """Keep the round for the next take: it did not arrive, or was lost by who had received it."""
         ticket, self._ticket = self._ticket, None
-        self.acknowledged = False
+        was_delivered, self.acknowledged = self.acknowledged, False
         if ticket is None or self._hosted is None:
             return
         self._hosted.round.abandoned.append(ticket)
         orphaned = self._hosted.round.settle()
         if orphaned:
             _logger.warning("%d gradients were discarded: a take was cut off after the accumulator closed", orphaned)
+        if was_delivered:
+            self._hosted.try_to_save()
 
     def retract(self, number: int) -> None:
         """Keep the round of that take for the next one, unless it is too late."""
