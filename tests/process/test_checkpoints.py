@@ -120,16 +120,17 @@ def test_take_that_waits_while_the_server_ends_is_cancelled_and_nothing_is_lost(
         assert_rows(sparse(server).take_grad(1), [0], [1.0])
 
 
-def test_round_that_arrives_while_the_server_ends_does_not_come_again(folder, run_thread):
+@pytest.mark.parametrize("here", ["of the server", "over the socket"])
+def test_round_that_arrives_while_the_server_ends_does_not_come_again(folder, run_thread, here):
     engine = available_engines()[-1]
     with serving(folder) as server:
-        acc = sparse(server)
+        acc = sparse(server) if "socket" in here else server.accumulator("float32", (10, 1), "emb")
         accept(acc, [0], [1.0])
         with GatedMerges(engine) as merges:
             take = run_thread(acc.take_grad, 1)
             assert merges.begun.wait(TIMEOUT)
             closing = run_thread(server.close)
-            wait_until(lambda: server.closing, "a server that closes")
+            wait_until(lambda: acc.closed or server._ended.is_set(), "a server that closes")
         assert_rows(take.result(), [0], [1.0])
         closing.result()
     with serving(folder) as server:
@@ -187,11 +188,32 @@ def test_round_that_was_delivered_never_comes_again(folder, kind):
         for worker in range(2):
             accept(acc, [0], [1.0], worker=worker, sequence=0)
         takes[kind](acc)
-        acc.publish()
+
+        def is_saved():
+            with after_a_crash_now(folder) as other:
+                again = sparse(other)
+                assert (again.global_step, again.num_accumulated(), again.last_sequence(1)) == (1, 0, 0)
+                return again.num_undelivered == 0
+
+        if kind == "take_grad_async":
+            wait_until(is_saved, "a delivered round")  # a coroutine does not wait for the server to say so
+        assert is_saved()
+
+
+def test_published_steps_and_discarded_gradients_are_saved_at_once(folder):
+    with serving(folder) as server:
+        acc = sparse(server)
+        acc.publish(3)
+        accept(acc, [0], [1.0])
+        acc.publish(4)
         with after_a_crash_now(folder) as other:
-            again = sparse(other)
-            assert (again.global_step, again.published_step) == (1, 1)
-            assert (again.num_accumulated(), again.num_undelivered, again.last_sequence(1)) == (0, 0, 0)
+            assert (sparse(other).published_step, sparse(other).num_accumulated()) == (4, 1)
+        acc.discard()
+        with after_a_crash_now(folder) as other:
+            assert sparse(other).num_accumulated() == 0
+        acc.set_global_step(7)
+        with after_a_crash_now(folder) as other:
+            assert sparse(other).global_step == 7
 
 
 def test_round_on_its_way_comes_again_whole_and_alone_with_its_step(folder, run_thread, caplog):
