@@ -64,6 +64,7 @@ def test_demo_by_processes_prints_what_it_prints_by_threads(tmp_path, capsys):
     [
         (["--processes", "0"], "'--processes': 0 is not in the range"),
         (["--processes", "2", "--workers", "2"], "give one of the two"),
+        (["--processes", "2", "--study"], "'--processes': a study compares regimes of threads: give --workers instead"),
         (["--processes", "2", "--required", "3"], "'--required': 3 is more than --processes 2"),
     ],
 )

@@ -104,6 +104,10 @@ def demo(
         raise click.BadParameter(
             "the workers are threads or processes: give one of the two", param_hint="'--processes'"
         )
+    if study is not None and processes is not None:
+        raise click.BadParameter(
+            "a study compares regimes of threads: give --workers instead", param_hint="'--processes'"
+        )
     num_workers = processes or workers or 4
     if required is not None and required > num_workers:
         option = "--workers" if processes is None else "--processes"
