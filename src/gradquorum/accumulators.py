@@ -10,13 +10,14 @@ from typing import Any, Generic, Literal, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gradquorum.handle import AbstractAccumulator, check_timeout, make_options
+from gradquorum.handle import AbstractAccumulator, make_options
 from gradquorum.indexed_slices import IndexedSlices, SparseGradient
 from gradquorum.receipts import ApplyReceipt
 from gradquorum.slices import check_slices
 from gradquorum.specs import DenseSpec, RoundSpec, SparseSpec
 from gradquorum.staleness import Staleness
 from gradquorum.targets import Merged
+from gradquorum.terms import check_timeout
 from gradquorum.validation import check_dense, check_sparse, check_step
 from gradquorum.workers import AbstractWorker, DenseWorker, SparseWorker
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import math
-import numbers
-import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradquorum.arrays import MAX_INT64, as_integer
-from gradquorum.arrivals import ArrivalReport
 from gradquorum.dtypes import round_weight
 from gradquorum.errors import (
     CancelledError,
@@ -26,19 +22,21 @@ from gradquorum.errors import (
     StaleGradientWarning,
     UnavailableError,
 )
+from gradquorum.keeping import Keeping
 from gradquorum.receipts import ApplyReceipt, ApplyStatus
 from gradquorum.specs import Options, RoundSpec
 from gradquorum.targets import AbstractTarget, Merged, Offer, open_target
+from gradquorum.terms import check_sequence, check_timeout, check_worker
 from gradquorum.validation import CheckedDense, CheckedSparse
 
-__all__ = ["AbstractAccumulator", "check_timeout", "check_worker", "make_options"]
+__all__ = ["AbstractAccumulator", "make_options"]
 
 R = TypeVar("R")
 
 _logger = logging.getLogger("gradquorum")
 
 
-class AbstractAccumulator(ABC, Generic[R]):
+class AbstractAccumulator(Keeping, ABC, Generic[R]):
     """One handle on a round whose takes return an `R`.
 
     Threads: all methods may be called from any number of threads. A handle on a local round belongs to its
@@ -115,7 +113,7 @@ class AbstractAccumulator(ABC, Generic[R]):
         elif self._needs_worker:
             raise InvalidArgumentError("worker: expected a name, as order='worker' or max_per_worker is set; got None")
         if sequence is not None:
-            sequence = _check_sequence(worker, sequence)
+            sequence = check_sequence(worker, sequence)
         if type(weight) is not float or weight != 1.0:
             weight = self._check_weight(weight)
         if timeout is not None:
@@ -311,116 +309,6 @@ class AbstractAccumulator(ABC, Generic[R]):
         """
         return self._target.discard()
 
-    # Checkpoints
-
-    def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return all that the round holds at one moment, while others may go on: arrays by name, all of them copies.
-
-        In it: step, published step, the gradients accumulated, deferred, and detached but not delivered (also those
-        that a take is about to deliver), with counts and weights, the marks of the workers, who has joined and left.
-        Not in it: waiting calls and recorded arrivals. All arrays are plain NumPy, so they may be put into a
-        checkpoint of any format beside the parameters.
-
-        Raises:
-            InvalidArgumentError: a worker's name cannot be written in UTF-8.
-            ResourceExhaustedError: there is no memory for the copies.
-            ClosedError: the handle is closed.
-
-        Example:
-            >>> import gradquorum as gq
-            >>> acc = gq.SparseConditionalAccumulator("float32")
-            >>> _ = acc.apply_grad([2], [[1.0]])
-            >>> restored = gq.SparseConditionalAccumulator("float32")
-            >>> restored.load_state_dict(acc.state_dict())
-            >>> restored.take_grad(1).values
-            array([[1.]], dtype=float32)
-        """
-        return self._target.state()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put a state in the place of what the round holds: the same takes then return the same bits.
-
-        It may come from either engine. Step, published step, marks and members are replaced; gradients are not, so the
-        round must hold none. Takes that wait are served from the restored round, and who waits for a published step
-        looks again.
-
-        Args:
-            state: what `state_dict` of an accumulator or group of the same spec has returned.
-
-        Raises:
-            InvalidArgumentError: it is no such state or one of another spec, or the round holds gradients: take or
-                `discard` them first. Nothing has changed.
-            ResourceExhaustedError: there is no memory for the copies. Nothing has changed.
-            ClosedError: the handle is closed.
-        """
-        self._target.load_state(state)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write `state_dict` to a file, which is the old one or the new one at any moment, also after a crash.
-
-        The format is safetensors; needs the extra ``checkpoint``.
-
-        Raises:
-            OSError: it could not be written. A file that was there is as it was.
-            GradQuorumError: safetensors is not installed.
-            ClosedError: the handle is closed.
-        """
-        from gradquorum.checkpoint import write_checkpoint
-
-        write_checkpoint(path, self.state_dict())
-
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Do what `load_state_dict` does, with a file that `save` wrote.
-
-        Raises:
-            InvalidArgumentError: it is no such file or not all of one, or as for `load_state_dict`. Nothing has
-                changed.
-            OSError: it could not be read.
-            GradQuorumError: safetensors is not installed.
-            ClosedError: the handle is closed.
-        """
-        from gradquorum.checkpoint import read_checkpoint
-
-        self.load_state_dict(read_checkpoint(path))
-
-    # Which quorum
-
-    def observe_arrivals(self, num_rounds: int | None = 256) -> None:
-        """Record, from now on and anew, when gradients arrive, for the last so many rounds; None ends it.
-
-        Costs well below a microsecond for each gradient. The open round is recorded if it is empty, else the first
-        one is the next.
-
-        Raises:
-            InvalidArgumentError: it is no number from 1 on.
-            ClosedError: the handle is closed.
-        """
-        if num_rounds is not None and (num_rounds := as_integer("num_rounds", num_rounds)) < 1:
-            raise InvalidArgumentError(f"num_rounds: expected 1 or more, or None; got {num_rounds}")
-        self._target.observe(num_rounds)
-
-    def arrivals(self) -> ArrivalReport:
-        """Return for every quorum what waiting and dropping would have been in the rounds recorded.
-
-        Print it for a table. What it is made of and what it cannot know: see `gradquorum.arrivals`.
-
-        Raises:
-            ClosedError: the handle is closed.
-        """
-        return self._target.arrivals()
-
-    def suggest_num_required(self, *, gain: float = 1.0) -> int:
-        """Return the quorum N that would have given the most progress per second: ``N ** gain / mean_wait(N)``.
-
-        Args:
-            gain: what a round gains from more gradients; see `ArrivalReport.suggest_num_required`.
-
-        Raises:
-            InvalidArgumentError: nothing has been recorded (call `observe_arrivals` first), or `gain` cannot be.
-            ClosedError: the handle is closed.
-        """
-        return self.arrivals().suggest_num_required(gain=gain)
-
     def close(self, for_all: bool = False) -> int:
         """Close this handle: its waits end with `CancelledError`, its later calls with `ClosedError`.
 
@@ -472,39 +360,3 @@ class AbstractAccumulator(ABC, Generic[R]):
 def make_options(arguments: dict[str, Any]) -> Options:
     """Return the checked options among a constructor's arguments."""
     return Options(**{name: arguments[name] for name in Options._fields})
-
-
-def check_worker(worker: Any) -> int | str:
-    """Return a worker's identity as an int or a str."""
-    if isinstance(worker, str):
-        return str(worker)
-    if type(worker) is int:
-        return worker
-    try:
-        return as_integer("worker", worker)
-    except InvalidArgumentError:
-        raise InvalidDTypeError(f"worker: expected an int or a str, got {worker!r}") from None
-
-
-def _check_sequence(worker: int | str | None, sequence: Any) -> int:
-    number = as_integer("sequence", sequence)
-    if worker is None:
-        raise InvalidArgumentError(f"sequence: expected worker= beside it, got sequence={number} alone")
-    if number < 0:
-        raise InvalidArgumentError(f"sequence: expected 0 or more, got {number}")
-    return number
-
-
-def check_timeout(timeout: Any) -> float | None:
-    """Return seconds; None, as for infinity, is without end."""
-    if timeout is None:
-        return None
-    if isinstance(timeout, (bool, np.bool_)) or not isinstance(timeout, numbers.Real):
-        raise InvalidArgumentError(f"timeout: expected seconds or None, got {timeout!r}")
-    try:
-        seconds = float(timeout)
-    except OverflowError:
-        seconds = math.inf if timeout > 0 else -math.inf  # type: ignore[operator]
-    if not seconds >= 0:
-        raise InvalidArgumentError(f"timeout: expected 0 or more seconds, or None; got {timeout!r}")
-    return None if seconds == math.inf else seconds

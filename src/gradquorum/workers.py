@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from gradquorum.errors import ClosedError
-from gradquorum.handle import AbstractAccumulator, check_worker
+from gradquorum.handle import AbstractAccumulator
 from gradquorum.receipts import ApplyReceipt
 from gradquorum.slices import check_slices
+from gradquorum.terms import check_worker
 from gradquorum.validation import CheckedDense, CheckedSparse, check_dense, check_sparse
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from gradquorum.errors import (
     UnavailableError,
 )
 from gradquorum.groups import AccumulatorGroup
-from gradquorum.handle import AbstractAccumulator, check_timeout
+from gradquorum.handle import AbstractAccumulator
+from gradquorum.terms import check_timeout
 from gradquorum.training.requirement import check_membership, check_requirement
 from gradquorum.training.updates import AbstractUpdate, make_update
 from gradquorum.training.worker import ReplicaWorker
