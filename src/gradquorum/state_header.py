@@ -8,7 +8,16 @@ import msgspec
 
 from gradquorum.errors import InvalidArgumentError
 
-__all__ = ["VERSION", "BatchHeader", "ContributionHeader", "Header", "MarksHeader", "from_json", "to_json"]
+__all__ = [
+    "VERSION",
+    "BatchHeader",
+    "ContributionHeader",
+    "Header",
+    "MarksHeader",
+    "check_worker_can_be_saved",
+    "from_json",
+    "to_json",
+]
 
 VERSION = 1
 """Raised when what is saved changes so that an older release would misread it."""
@@ -61,6 +70,20 @@ class Header(msgspec.Struct, forbid_unknown_fields=True):
     version: int = VERSION
 
 
+def check_worker_can_be_saved(worker: Worker) -> None:
+    """Check that a header can hold the identity of a worker.
+
+    Raises:
+        InvalidArgumentError: it cannot.
+    """
+    try:
+        msgspec.json.encode(worker)
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"worker: expected one that JSON can hold, as this server keeps checkpoints: {error}"
+        ) from error
+
+
 class _Version(msgspec.Struct):
     version: int
 
@@ -73,8 +96,8 @@ def to_json(header: Header) -> bytes:
     """
     try:
         return msgspec.json.encode(header)
-    except (UnicodeEncodeError, OverflowError) as error:
-        raise InvalidArgumentError(f"state: expected workers that UTF-8 and 64 bits can hold: {error}") from error
+    except ValueError as error:
+        raise InvalidArgumentError(f"state: expected workers that JSON can hold: {error}") from error
 
 
 def from_json(text: bytes) -> Header:

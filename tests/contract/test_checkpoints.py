@@ -612,8 +612,9 @@ def test_missing_safetensors_says_what_to_install(make, tmp_path, monkeypatch):
     assert acc.state_dict()
 
 
-def test_worker_that_cannot_be_written_is_an_error_and_nothing_has_changed(make):
+@pytest.mark.parametrize("worker", ["\ud800", 10**5000], ids=["surrogate", "5001 digits"])
+def test_worker_that_cannot_be_written_is_an_error_and_nothing_has_changed(make, worker):
     acc = make.sparse()
-    accept(acc, [0], [1.0], worker="\ud800")
+    accept(acc, [0], [1.0], worker=worker)
     with unchanged(acc), pytest.raises(gq.InvalidArgumentError, match="state: expected workers"):
         acc.state_dict()

@@ -388,6 +388,16 @@ def test_half_written_files_of_a_killed_server_are_removed_and_others_stay(folde
         assert files(folder) == [".emb.safetensors.tmp", "notes.txt"]
 
 
+@pytest.mark.parametrize("worker", ["\ud800", 10**5000], ids=["surrogate", "5001 digits"])
+def test_worker_that_cannot_be_saved_is_refused_before_it_is_in_the_way(folder, worker):
+    with serving(folder, every=0) as server:
+        acc = sparse(server)
+        for call in (acc.worker, acc.last_sequence, lambda name: apply(acc, [0], [1.0], worker=name)):
+            with pytest.raises(gq.InvalidArgumentError, match="worker: expected one that JSON can hold"):
+                call(worker)
+        accept(acc, [0], [1.0], worker=-(2**70))
+
+
 def fail(*arguments):
     raise OSError(28, "No space left on device")
 

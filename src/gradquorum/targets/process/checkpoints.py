@@ -99,7 +99,7 @@ class RoundFile:
         """Whether a round of that name has been saved."""
         return os.path.lexists(self._path)
 
-    def load(self, host: RoundHost, keeper: Handle) -> None:
+    def restore(self, host: RoundHost, keeper: Handle) -> None:
         """Put what was saved in the place of a new round. The workers that were live have to join anew.
 
         Raises:

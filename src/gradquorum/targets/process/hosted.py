@@ -50,7 +50,7 @@ class HostedRound:
         """The sessions over which each worker has joined: it leaves when the last of them ends."""
 
         if file is not None and file.exists:
-            file.load(self.host, keeper)
+            file.restore(self.host, keeper)
 
     def save(self) -> bool:
         """Save the round if it has changed; False if it is not kept.

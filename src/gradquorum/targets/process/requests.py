@@ -16,8 +16,10 @@ import numpy as np
 from gradquorum.arrivals import arrival_report
 from gradquorum.dtypes import round_weight
 from gradquorum.errors import DeadlineExceededError, InvalidArgumentError, ResourceExhaustedError
+from gradquorum.membership import Worker
 from gradquorum.receipts import ApplyReceipt, ApplyStatus
 from gradquorum.specs import SparseSpec
+from gradquorum.state_header import check_worker_can_be_saved
 from gradquorum.targets.host import RoundHost
 from gradquorum.targets.interface import Offer
 from gradquorum.targets.process import messages as m
@@ -158,7 +160,7 @@ def _apply(link: Link, message: m.Apply) -> m.Judged:
 
 def _judge(link: Link, message: m.Apply) -> ApplyReceipt:
     hosted, handle = link.session.get(message.handle)
-    worker = None if message.worker is None else m.from_worker(message.worker)
+    worker = None if message.worker is None else _worker(hosted, message.worker)
     options = hosted.spec.options
     m.check(worker is not None or not (options.order == "worker" or options.max_per_worker), "expected a worker")
     m.check(worker is not None or message.sequence is None, "expected a worker beside the sequence")
@@ -181,6 +183,14 @@ def _judge(link: Link, message: m.Apply) -> ApplyReceipt:
         return host.apply(handle, offer)
     receipt: ApplyReceipt = _in_slices(link, message.timeout, lambda deadline: host.apply(handle, offer, deadline))
     return receipt
+
+
+def _worker(hosted: HostedRound, identity: bytes) -> Worker:
+    """Return a worker's identity; one that no checkpoint can hold is refused where there will be some."""
+    worker = m.from_worker(identity)
+    if hosted.file is not None:
+        check_worker_can_be_saved(worker)
+    return worker
 
 
 def _gradients(hosted: HostedRound, memory: Any, parts: tuple[m.Part, ...]) -> list[CheckedSparse | CheckedDense]:
@@ -292,7 +302,7 @@ def _wait_published(link: Link, message: m.WaitPublished) -> m.Number:
 
 def _member(link: Link, message: m.Member) -> m.Number:
     hosted, handle = link.session.get(message.handle)
-    worker = m.from_worker(message.worker)
+    worker = _worker(hosted, message.worker)
     if message.what == "join":
         hosted.round.num_accumulated(handle)  # raises when the handle is closed
         link.session.join(hosted, worker)
