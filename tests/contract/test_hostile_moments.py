@@ -233,6 +233,7 @@ def test_log_handler_that_fails_ends_neither_takes_nor_timers(make, monkeypatch)
         logger.removeHandler(handler)
 
 
+@only_local("a profiler's hook sees the calls of its own thread only")
 def test_compaction_within_a_compaction_loses_no_gradient(make):
     # The profiler's hook stands for a signal handler at the worst of moments: the prefix is chosen, but not yet marked.
     acc = make.sparse("int64", (5000, 1), reduction_type="SUM")

@@ -178,7 +178,7 @@ def _judge(link: Link, message: m.Apply) -> ApplyReceipt:
     ):  # there is nothing to wait for: check and apply in one go
         ids = arrays[0].copy()  # from here on the client cannot change them
         terms = message.local_step, worker, message.sequence, message.weight, lend, message.timeout
-        plain = hosted.host.apply_plain(handle, ids, arrays[1], *terms)
+        plain: ApplyReceipt | None = hosted.host.apply_plain(handle, ids, arrays[1], *terms)
         if plain is not None:
             return plain
     gradients = _gradients(hosted, arrays, message.parts)
