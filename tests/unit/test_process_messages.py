@@ -66,7 +66,7 @@ def test_spec_arrives_as_it_was():
     options = Options(accumulate_dtype="float32", expected_workers=2, max_per_worker=3, on_nonfinite="skip")
     spec = RoundSpec("AccumulatorGroup", members, options)
     found = from_spec(msgspec.msgpack.decode(m.encode(to_spec(spec)), type=m.Spec))
-    assert found == spec
+    assert (found.kind, found.members, found.options) == (spec.kind, spec.members, spec.options)
     assert found.describe() == spec.describe()
 
 

@@ -76,7 +76,7 @@ def arrays_of(
         start, end = _add(end, shape, dtype)
         if end > len(memory):
             raise ValueError("the arrays do not fit into their memory")
-        arrays.append(memory[start:end].view(dtype).reshape(shape))
+        arrays.append(np.ndarray(shape, dtype, memory, start))
     return arrays
 
 
@@ -86,7 +86,7 @@ def write(memory: NDArray[np.uint8], arrays: Iterable[NDArray[Any]]) -> None:
     for array in arrays:
         start = -(-end // _ALIGNMENT) * _ALIGNMENT
         end = start + array.nbytes
-        np.copyto(memory[start:end].view(array.dtype).reshape(array.shape), array)
+        np.copyto(np.ndarray(array.shape, array.dtype, memory, start), array)
 
 
 # Gradients

@@ -168,7 +168,20 @@ def _judge(link: Link, message: m.Apply) -> ApplyReceipt:
         lend = memory.nbytes >= _LEND_FROM_BYTES and link.blocks.num_in_use <= _MAX_LENT
     else:
         memory, lend = np.frombuffer(message.inline or b"", np.uint8), False
-    gradients = _gradients(hosted, memory, message.parts)
+    arrays = arrays_of(memory, hosted.members, message.parts)
+    if (
+        hosted.is_plain
+        and arrays
+        and options.on_full != "block"
+        and (lend or link.server.max_bytes is None)
+        and (worker is None or link.session.has_joined(hosted, worker))
+    ):  # there is nothing to wait for: check and apply in one go
+        ids = arrays[0].copy()  # from here on the client cannot change them
+        terms = message.local_step, worker, message.sequence, message.weight, lend, message.timeout
+        plain: ApplyReceipt | None = hosted.host.apply_plain(handle, ids, arrays[1], *terms)
+        if plain is not None:
+            return plain
+    gradients = _gradients(hosted, arrays, message.parts)
     if not lend:
         _wait_for_room(link, hosted, handle, memory.nbytes, Deadline(message.timeout))
     if worker is not None:
@@ -181,9 +194,9 @@ def _judge(link: Link, message: m.Apply) -> ApplyReceipt:
     return receipt
 
 
-def _gradients(hosted: HostedRound, memory: Any, parts: tuple[m.Part, ...]) -> list[CheckedSparse | CheckedDense]:
+def _gradients(hosted: HostedRound, views: list[Any], parts: tuple[m.Part, ...]) -> list[CheckedSparse | CheckedDense]:
     """Return a gradient, checked as if it had been offered in this process."""
-    arrays = iter(arrays_of(memory, hosted.members, parts))
+    arrays = iter(views)
     gradients: list[CheckedSparse | CheckedDense] = []
     gradient: CheckedSparse | CheckedDense
     for name, spec, part in zip(hosted.names, hosted.members, parts, strict=True):
