@@ -15,6 +15,7 @@ from gradquorum.specs import MAX_BYTES, DenseSpec, SparseSpec
 
 __all__ = [
     "CheckedDense",
+    "CheckedGradient",
     "CheckedSparse",
     "Dims",
     "check_dense",
@@ -57,6 +58,10 @@ class CheckedDense(NamedTuple):
     def row_shape(self) -> tuple[int, ...] | None:
         """The shape that all gradients of a round share, called as for sparse members."""
         return None if self.value is None else self.value.shape
+
+
+CheckedGradient = Sequence[CheckedSparse | CheckedDense]
+"""One part for each member of its round."""
 
 
 def check_step(local_step: Any) -> int | None:

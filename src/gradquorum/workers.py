@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from gradquorum.errors import ClosedError
 from gradquorum.handle import AbstractAccumulator, check_worker
 from gradquorum.receipts import ApplyReceipt
 from gradquorum.slices import check_slices
-from gradquorum.validation import CheckedDense, CheckedSparse, check_dense, check_sparse
+from gradquorum.validation import CheckedGradient, check_dense, check_sparse
 
 if TYPE_CHECKING:
     from gradquorum.accumulators import ConditionalAccumulator, SparseConditionalAccumulator
@@ -68,9 +68,7 @@ class AbstractWorker:
         if not self._live:
             raise ClosedError(f"worker {self._name!r} has left; ask for a new handle with worker({self._name!r})")
 
-    def _offer(
-        self, gradients: Sequence[CheckedSparse | CheckedDense], weight: float, copy: bool, timeout: float | None
-    ) -> ApplyReceipt:
+    def _offer(self, gradients: CheckedGradient, weight: float, copy: bool, timeout: float | None) -> ApplyReceipt:
         """Apply with the next number. It is used up when the gradient is judged, not when the call fails."""
         self._check_live()
         receipt = self._accumulator._apply(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gradquorum.specs import DenseSpec, SparseSpec
 from gradquorum.targets.process.messages import Part, from_text, to_text
-from gradquorum.validation import CheckedDense, CheckedSparse
+from gradquorum.validation import CheckedGradient, CheckedSparse
 
 __all__ = ["arrays_of", "gradient_parts", "late_error_of", "num_bytes_of", "result_arrays", "write"]
 
@@ -93,7 +93,7 @@ def write(memory: NDArray[np.uint8], arrays: Iterable[NDArray[Any]]) -> None:
 
 
 def gradient_parts(
-    gradients: Sequence[CheckedSparse | CheckedDense],
+    gradients: CheckedGradient,
 ) -> tuple[tuple[Part, ...], list[NDArray[Any]], int]:
     """Return the parts of a gradient, its arrays in the order in which they lie in memory, and the bytes they take."""
     parts: list[Part] = []

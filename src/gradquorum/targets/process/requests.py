@@ -18,7 +18,7 @@ from gradquorum.errors import DeadlineExceededError, InvalidArgumentError, Resou
 from gradquorum.receipts import ApplyReceipt, ApplyStatus
 from gradquorum.specs import SparseSpec
 from gradquorum.targets.host import RoundHost
-from gradquorum.targets.interface import Offer
+from gradquorum.targets.interface import Terms
 from gradquorum.targets.process import messages as m
 from gradquorum.targets.process.channel import HEARTBEAT_SECONDS, BrokenChannel
 from gradquorum.targets.process.hosted import HostedRound
@@ -168,6 +168,7 @@ def _judge(link: Link, message: m.Apply) -> ApplyReceipt:
         lend = memory.nbytes >= _LEND_FROM_BYTES and link.blocks.num_in_use <= _MAX_LENT
     else:
         memory, lend = np.frombuffer(message.inline or b"", np.uint8), False
+    terms = Terms(message.local_step, worker, message.sequence, message.weight, lend, message.timeout)
     arrays = arrays_of(memory, hosted.members, message.parts)
     if (
         hosted.is_plain
@@ -177,8 +178,7 @@ def _judge(link: Link, message: m.Apply) -> ApplyReceipt:
         and (worker is None or link.session.has_joined(hosted, worker))
     ):  # there is nothing to wait for: check and apply in one go
         ids = arrays[0].copy()  # from here on the client cannot change them
-        terms = message.local_step, worker, message.sequence, message.weight, lend, message.timeout
-        plain: ApplyReceipt | None = hosted.host.apply_plain(handle, ids, arrays[1], *terms)
+        plain: ApplyReceipt | None = hosted.host.apply_plain(handle, ids, arrays[1], terms)
         if plain is not None:
             return plain
     gradients = _gradients(hosted, arrays, message.parts)
@@ -186,11 +186,12 @@ def _judge(link: Link, message: m.Apply) -> ApplyReceipt:
         _wait_for_room(link, hosted, handle, memory.nbytes, Deadline(message.timeout))
     if worker is not None:
         link.session.join(hosted, worker)
-    offer = Offer(gradients, message.local_step, worker, message.sequence, message.weight, lend, message.timeout)
     host: RoundHost = hosted.host
     if options.on_full != "block":
-        return host.apply(handle, offer)
-    receipt: ApplyReceipt = _in_slices(link, message.timeout, lambda deadline: host.apply(handle, offer, deadline))
+        return host.apply(handle, gradients, terms)
+    receipt: ApplyReceipt = _in_slices(
+        link, message.timeout, lambda deadline: host.apply(handle, gradients, terms, deadline)
+    )
     return receipt
 
 

@@ -12,14 +12,14 @@ from gradquorum.engine import ReducerSpec, get_engine
 from gradquorum.errors import no_memory
 from gradquorum.receipts import ApplyReceipt, ApplyStatus
 from gradquorum.specs import RoundSpec, SparseSpec
-from gradquorum.targets.interface import Offer
+from gradquorum.targets.interface import Terms
 from gradquorum.targets.process import messages as m
 from gradquorum.targets.process.channel import BrokenChannel
 from gradquorum.targets.process.client import Client
 from gradquorum.targets.process.connection import Connection
 from gradquorum.targets.process.failures import to_error
 from gradquorum.targets.process.parts import gradient_parts, write
-from gradquorum.validation import CheckedDense, CheckedSparse
+from gradquorum.validation import CheckedDense, CheckedGradient, CheckedSparse
 
 __all__ = ["Sender"]
 
@@ -45,7 +45,7 @@ class Sender:
             for member, reducer in zip(self._members, spec.reducer_specs(), strict=True)
         ]
 
-    def apply(self, offer: Offer) -> ApplyReceipt:
+    def apply(self, gradients: CheckedGradient, terms: Terms) -> ApplyReceipt:
         """Offer a gradient. Nothing is lent: the caller may write to its arrays at once.
 
         Raises:
@@ -53,13 +53,13 @@ class Sender:
             UnavailableError: the server is gone.
         """
         try:
-            gradients = [self._merged(*one) for one in zip(self._reducers, offer.gradients, strict=True)]
+            gradients = [self._merged(*one) for one in zip(self._reducers, gradients, strict=True)]
         except MemoryError as error:
             raise no_memory(error) from error
         parts, arrays, num_bytes = gradient_parts(gradients)
         connection = self._client.check_out()
         try:
-            reply = self._exchange(connection, offer, parts, num_bytes, arrays)
+            reply = self._exchange(connection, terms, parts, num_bytes, arrays)
         except BaseException as error:
             connection.channel.close()
             if isinstance(error, BrokenChannel):
@@ -85,7 +85,7 @@ class Sender:
     def _exchange(
         self,
         connection: Connection,
-        offer: Offer,
+        terms: Terms,
         parts: tuple[m.Part, ...],
         num_bytes: int,
         arrays: Sequence[NDArray[Any]],
@@ -93,7 +93,7 @@ class Sender:
         block: int | None = None
         inline: bytearray | None = None
         if num_bytes > INLINE_BYTES:
-            block = self._block(connection, num_bytes, offer.timeout)
+            block = self._block(connection, num_bytes, terms.timeout)
             if isinstance(block, m.Failure):
                 return block
             write(connection.free[block], arrays)
@@ -101,17 +101,17 @@ class Sender:
         elif num_bytes:
             inline = bytearray(num_bytes)
             write(np.frombuffer(inline, np.uint8), arrays)
-        worker = None if offer.worker is None else m.to_worker(offer.worker)
+        worker = None if terms.worker is None else m.to_worker(terms.worker)
         message = m.Apply(
             self._handle,
             block,
             None if inline is None else bytes(inline),
             parts,
-            offer.local_step,
+            terms.local_step,
             worker,
-            offer.sequence,
-            offer.weight,
-            offer.timeout,
+            terms.sequence,
+            terms.weight,
+            terms.timeout,
         )
         reply = self._client.exchange(connection, message, outcome_known=False)
         if type(reply) is m.Judged:

@@ -17,7 +17,7 @@ from gradquorum.errors import ClosedError, GradQuorumError, UnavailableError
 from gradquorum.receipts import ApplyReceipt
 from gradquorum.specs import DenseSpec, RoundSpec, SparseSpec
 from gradquorum.targets import local
-from gradquorum.targets.interface import AbstractTarget, Merged, Offer
+from gradquorum.targets.interface import AbstractTarget, Merged, Terms
 from gradquorum.targets.process import messages as m
 from gradquorum.targets.process.channel import BrokenChannel
 from gradquorum.targets.process.client import Client, client_of
@@ -28,7 +28,7 @@ from gradquorum.targets.process.parts import arrays_of
 from gradquorum.targets.process.sending import Sender
 from gradquorum.targets.process.specs import from_spec, to_spec
 from gradquorum.targets.process.waiting import FutureTake, Handover, WaitingTake
-from gradquorum.validation import plain_sparse
+from gradquorum.validation import CheckedGradient, plain_sparse
 
 __all__ = ["ProcessTarget", "open_remote"]
 
@@ -84,30 +84,18 @@ class ProcessTarget(AbstractTarget):
 
     # Applies
 
-    def apply(self, offer: Offer) -> ApplyReceipt:
+    def apply(self, gradients: CheckedGradient, terms: Terms) -> ApplyReceipt:
         self._check_open()
-        return self._sender.apply(offer)
+        return self._sender.apply(gradients, terms)
 
-    def apply_plain(
-        self,
-        indices: Any,
-        values: Any,
-        local_step: int | None,
-        worker: int | str | None,
-        sequence: int | None,
-        weight: float,
-        lend: bool,
-        timeout: float | None,
-    ) -> ApplyReceipt | None:
+    def apply_plain(self, indices: Any, values: Any, terms: Terms) -> ApplyReceipt | None:
         if self._closed or self._client.ended:
             return None  # `apply` says why not
         member = self._members[0]
         if len(self._members) > 1 or isinstance(member, DenseSpec):
             return None
         gradient = plain_sparse(member, indices, values)
-        if gradient is None:
-            return None
-        return self._sender.apply(Offer((gradient,), local_step, worker, sequence, weight, lend, timeout))
+        return None if gradient is None else self._sender.apply((gradient,), terms)
 
     # Takes. A round is delivered when the server hears that it arrived. An exception after that, until the result
     # is returned, leads to `retract`: the server keeps the round for the next take after all.
