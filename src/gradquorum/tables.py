@@ -57,7 +57,7 @@ def shared_table(shape: Any, dtype: Any, *, consistent: bool = False) -> SharedT
         InvalidDTypeError: the dtype is not supported; structured ones are not.
         ResourceExhaustedError: there is no memory of that size.
         UnavailableError: when unpickled: the process that pickled it has ended, or has dropped the table.
-        NotImplementedError: this system is no Linux.
+        GradQuorumError: this is not Linux.
 
     Threads:
         Any number; nothing here waits but a consistent write, for another one to end.

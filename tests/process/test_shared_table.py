@@ -2,6 +2,7 @@
 
 import fcntl
 import gc
+import mmap
 import multiprocessing
 import os
 import pickle
@@ -94,6 +95,27 @@ def test_table_that_no_memory_can_hold_raises_and_leaves_nothing(shape, consiste
     before = num_descriptors()
     with pytest.raises(gq.ResourceExhaustedError, match="shape"):
         gq.shared_table(shape, "float64", consistent=consistent)
+    assert num_descriptors() == before
+
+
+def test_table_elsewhere_than_on_linux_is_refused_by_an_error_of_ours(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(gq.GradQuorumError, match="several processes need Linux, and this is darwin"):
+        gq.shared_table(3, "float32")
+
+
+@both_kinds
+def test_table_without_address_space_raises_and_leaves_no_descriptor(monkeypatch, consistent):
+    table = gq.shared_table(3, "float32", consistent=consistent)
+    handle, before = pickle.dumps(table), num_descriptors()
+
+    def fail(*args, **options):
+        raise OSError("no address space")
+
+    monkeypatch.setattr(mmap, "mmap", fail)
+    for call in (lambda: gq.shared_table(3, "float32", consistent=consistent), lambda: pickle.loads(handle)):
+        with pytest.raises(gq.ResourceExhaustedError, match="address space"):
+            call()
     assert num_descriptors() == before
 
 

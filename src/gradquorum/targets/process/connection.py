@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradquorum.memory_file import map_shared
 from gradquorum.targets.process import messages as m
 from gradquorum.targets.process.channel import Channel
-from gradquorum.targets.process.memory import as_bytes, map_shared
+from gradquorum.targets.process.memory import as_bytes
 
 __all__ = ["Connection"]
 

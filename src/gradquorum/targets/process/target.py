@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from gradquorum.errors import ClosedError, GradQuorumError, UnavailableError
+from gradquorum.memory_file import map_private
 from gradquorum.receipts import ApplyReceipt
 from gradquorum.specs import DenseSpec, RoundSpec, SparseSpec
 from gradquorum.targets import local
@@ -23,7 +24,7 @@ from gradquorum.targets.process.channel import BrokenChannel
 from gradquorum.targets.process.client import Client, client_of
 from gradquorum.targets.process.connection import Connection
 from gradquorum.targets.process.failures import to_error
-from gradquorum.targets.process.memory import as_bytes, map_private
+from gradquorum.targets.process.memory import as_bytes
 from gradquorum.targets.process.parts import arrays_of
 from gradquorum.targets.process.sending import Sender
 from gradquorum.targets.process.specs import from_spec, to_spec
