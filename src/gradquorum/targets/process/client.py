@@ -322,6 +322,6 @@ class Client:
     def _drain(self) -> list[int]:
         handles: list[int] = []
         with contextlib.suppress(IndexError):
-            while len(handles) < 1000:
+            while len(handles) < m.MAX_IDS:
                 handles.append(self.dropped.popleft())
         return handles
