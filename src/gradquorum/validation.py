@@ -23,6 +23,7 @@ __all__ = [
     "check_row_shape",
     "check_sparse",
     "check_step",
+    "empty_sparse",
     "plain_sparse",
 ]
 

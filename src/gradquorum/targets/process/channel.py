@@ -17,16 +17,19 @@ from multiprocessing import AuthenticationError, connection, reduction
 
 from gradquorum.targets.process.messages import MAX_MESSAGE_BYTES
 
-__all__ = ["ANSWER_SECONDS", "HEARTBEAT_SECONDS", "BrokenChannel", "Channel"]
+__all__ = ["ANSWER_SECONDS", "HEARTBEAT_SECONDS", "BrokenChannel", "Channel", "frame"]
 
 ANSWER_SECONDS = 30.0
 """Whoever hears nothing for so long takes the other side for dead."""
 HEARTBEAT_SECONDS = 5.0
 """How often the server says that a reply is still to come."""
-
-
 _LENGTH = struct.Struct("!i")
 """Before each message. A negative one would announce a message longer than anybody reads."""
+
+
+def frame(message: bytes) -> bytes:
+    """Return a message as it goes over the wire."""
+    return _LENGTH.pack(len(message)) + message
 
 
 class BrokenChannel(Exception):
@@ -80,7 +83,7 @@ class Channel:
         """
         try:
             with self._lock:
-                _write(self._connection.fileno(), _LENGTH.pack(len(message)) + message)
+                _write(self._connection.fileno(), frame(message))
                 if descriptor is not None:
                     reduction.send_handle(self._connection, descriptor, None)
         except OSError as error:
@@ -92,7 +95,7 @@ class Channel:
             return True
         try:
             with self._socket() as sock:
-                sock.send(_LENGTH.pack(len(message)) + message, socket.MSG_DONTWAIT)
+                sock.send(frame(message), socket.MSG_DONTWAIT)
         except BlockingIOError:
             return True
         except (OSError, BrokenChannel):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gradquorum.engine import ReducerSpec, get_engine
 from gradquorum.errors import no_memory
-from gradquorum.receipts import ApplyReceipt, ApplyStatus
+from gradquorum.receipts import ApplyReceipt
 from gradquorum.specs import RoundSpec, SparseSpec
 from gradquorum.targets.interface import Terms
 from gradquorum.targets.process import messages as m
@@ -19,14 +19,13 @@ from gradquorum.targets.process.client import Client
 from gradquorum.targets.process.connection import Connection
 from gradquorum.targets.process.failures import to_error
 from gradquorum.targets.process.parts import gradient_parts, write
+from gradquorum.targets.process.receipts import to_receipt
 from gradquorum.validation import CheckedDense, CheckedGradient, CheckedSparse
 
 __all__ = ["Sender"]
 
 INLINE_BYTES = 1 << 12
 """Up to here a gradient travels within the message."""
-_STATUSES = tuple(ApplyStatus)
-_MAX_SPARE = 4096
 
 
 class Sender:
@@ -68,8 +67,7 @@ class Sender:
         self._client.check_in(connection)
         if type(reply) is m.Failure:
             raise to_error(reply)
-        first = None if reply.first_status is None else _STATUSES[reply.first_status]
-        return ApplyReceipt(_STATUSES[reply.status], reply.step, reply.lag, reply.num_accumulated, first_status=first)
+        return to_receipt(reply)
 
     def _merged(self, reducer: Any, gradient: CheckedSparse | CheckedDense) -> CheckedSparse | CheckedDense:
         """Return a gradient with its ids ascending and each once, so that the server can lend it to the round."""
@@ -125,7 +123,7 @@ class Sender:
         if large:
             return min(large, key=lambda number: len(free[number]))
         # Blocks that are too small are given back: the gradients of a worker are of about one size.
-        spare = tuple(list(free)[:_MAX_SPARE])
+        spare = tuple(list(free)[: m.MAX_IDS])
         reply = self._client.exchange(connection, m.Lend(self._handle, _rounded(num_bytes), timeout, spare))
         for number in spare:
             del free[number]
