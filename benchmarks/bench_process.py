@@ -112,7 +112,7 @@ def speed_ups(engine: str, quick: bool, report: Report) -> Floor:
     return Floor("two worker processes' speed-up / plain copy's", medians["apply"] / medians["copy"], LEAST_SHARE)
 
 
-def be_idle_clients(connection: Any, address: str, number: int, waiting: bool) -> None:
+def be_idle_clients(connection: Any, address: str, shared_name: str, number: int, waiting: bool) -> None:
     """Be the parent of many clients that have applied once, and then do nothing, or wait for a step in vain."""
     children = []
     for _ in range(number):
@@ -120,7 +120,7 @@ def be_idle_clients(connection: Any, address: str, number: int, waiting: bool) -
         child = os.fork()
         if not child:
             try:
-                acc = gq.attach("idle", address)
+                acc = gq.attach(shared_name, address)
                 acc.apply_grad([0], [[1.0]], local_step=None)
                 os.write(there, b".")
                 acc.wait_published(2**62) if waiting else signal.pause()
@@ -143,7 +143,7 @@ def idle_cost(quick: bool, report: Report) -> Floor:
     for what in ("idle", "waiting"):
         with gq.Server() as server:
             acc = server.accumulator("float32", (1, 1), "idle")
-            process, connection = start(be_idle_clients, server.address, NUM_IDLE, what == "waiting")
+            process, connection = start(be_idle_clients, server.address, "idle", NUM_IDLE, what == "waiting")
             try:
                 receive(connection)
                 assert acc.num_accumulated() == NUM_IDLE

@@ -26,9 +26,9 @@ ROWS, DIM, STEPS = 1000, 8, 200
 def host(directory: Path, num_workers: int) -> None:
     """Rank 0: the server, the parameters, and all but one worker for each step."""
     table = gq.shared_table((ROWS, DIM), "float32")
-    with gq.Server(directory / "server") as server:
+    with gq.Server(directory / "server") as server:  # its address is the path: others need no handle of it
         acc = server.accumulator("float32", (ROWS, DIM), "table")
-        (directory / "handle.part").write_bytes(pickle.dumps((server.address, table)))
+        (directory / "handle.part").write_bytes(pickle.dumps(table))
         (directory / "handle.part").rename(directory / "handle")  # whoever sees it sees all of it
         for gradient in itertools.islice(acc.rounds(max(num_workers - 1, 1)), STEPS):
             table[gradient.indices] -= 0.5 * gradient.values
@@ -41,8 +41,9 @@ def work(directory: Path, rank: int) -> None:
         time.sleep(0.05)
     rng = np.random.default_rng(rank)
     try:
-        address, table = pickle.loads((directory / "handle").read_bytes())
-        acc = gq.attach("table", address)
+        # To unpickle runs what its writer chose: it is rank 0's, as only this user can write to the directory.
+        table = pickle.loads((directory / "handle").read_bytes())
+        acc = gq.attach("table", directory / "server")
         worker = acc.worker(rank)
         while True:
             worker.begin()
@@ -55,5 +56,5 @@ def work(directory: Path, rank: int) -> None:
 
 if __name__ == "__main__":
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    place = Path(sys.argv[1])
+    place = Path(sys.argv[1]).resolve()
     host(place, world_size - 1) if rank == 0 else work(place, rank)

@@ -7,7 +7,7 @@ import logging
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -25,9 +25,9 @@ from gradquorum.errors import (
 from gradquorum.keeping import Keeping
 from gradquorum.receipts import ApplyReceipt, ApplyStatus
 from gradquorum.specs import Options, RoundSpec
-from gradquorum.targets import AbstractTarget, Merged, Offer, open_target
+from gradquorum.targets import AbstractTarget, Merged, Terms, open_target
 from gradquorum.terms import check_sequence, check_timeout, check_worker
-from gradquorum.validation import CheckedDense, CheckedSparse
+from gradquorum.validation import CheckedGradient
 
 __all__ = ["AbstractAccumulator", "make_options"]
 
@@ -64,7 +64,7 @@ class AbstractAccumulator(Keeping, ABC, Generic[R]):
 
     def _apply(
         self,
-        gradients: Sequence[CheckedSparse | CheckedDense],
+        gradients: CheckedGradient,
         local_step: int | None,
         worker: int | str | None,
         sequence: int | None,
@@ -74,40 +74,38 @@ class AbstractAccumulator(Keeping, ABC, Generic[R]):
         *,
         warn_stale: bool = True,
     ) -> ApplyReceipt:
-        worker, sequence, weight, timeout = self._check_terms(worker, sequence, weight, timeout)
-        receipt = self._target.apply(Offer(gradients, local_step, worker, sequence, weight, not copy, timeout))
+        terms = self._check_terms(local_step, worker, sequence, weight, copy, timeout)
+        receipt = self._target.apply(gradients, terms)
         if receipt.status is ApplyStatus.STALE and local_step == 0 and warn_stale:
             self._warn_stale(receipt)
         return receipt
 
     def _apply_plain(
-        self,
-        indices: Any,
-        values: Any,
-        local_step: Any,
-        worker: int | str | None,
-        sequence: int | None,
-        weight: float,
-        copy: bool,
-        timeout: float | None,
-        *,
-        warn_stale: bool = True,
+        self, indices: Any, values: Any, local_step: Any, *others: Any, warn_stale: bool = True
     ) -> ApplyReceipt | None:
-        """Do what checking and `_apply` do, faster; None, and nothing has happened, if that needs a closer look."""
+        """Do what checking and `_apply` do, faster; None, and nothing has happened, if that needs a closer look.
+
+        Args:
+            indices: as the caller gave them, like all that follows.
+            values: of the gradient.
+            local_step: of the gradient.
+            others: the further terms, as for `_apply`.
+            warn_stale: as for `_apply`.
+        """
         if local_step is not None and (type(local_step) is not int or not -MAX_INT64 <= local_step <= MAX_INT64):
             return None
         try:
-            worker, sequence, weight, timeout = self._check_terms(worker, sequence, weight, timeout)
+            terms = self._check_terms(local_step, *others)
         except InvalidArgumentError:
             return None  # the gradient is looked at before its terms
-        receipt = self._target.apply_plain(indices, values, local_step, worker, sequence, weight, not copy, timeout)
+        receipt = self._target.apply_plain(indices, values, terms)
         if receipt is not None and receipt.status is ApplyStatus.STALE and local_step == 0 and warn_stale:
             self._warn_stale(receipt)
         return receipt
 
     def _check_terms(
-        self, worker: Any, sequence: Any, weight: Any, timeout: Any
-    ) -> tuple[int | str | None, int | None, float, float | None]:
+        self, local_step: int | None, worker: Any, sequence: Any, weight: Any, copy: bool, timeout: Any
+    ) -> Terms:
         if worker is not None:
             worker = check_worker(worker)
         elif self._needs_worker:
@@ -118,7 +116,7 @@ class AbstractAccumulator(Keeping, ABC, Generic[R]):
             weight = self._check_weight(weight)
         if timeout is not None:
             timeout = check_timeout(timeout)
-        return worker, sequence, weight, timeout
+        return Terms(local_step, worker, sequence, weight, not copy, timeout)
 
     def _check_weight(self, weight: Any) -> float:
         if isinstance(weight, (bool, np.bool_)) or not isinstance(weight, (int, float, np.integer, np.floating)):

@@ -2,8 +2,8 @@
 
 It is a memfd: no name in any file system, so nothing is left when the last process that has it is gone, however
 that came about. (`multiprocessing.shared_memory` makes a file that somebody must unlink; its resource tracker unlinks
-it under the others as soon as one process that attached ends.) Its size is sealed: no process can truncate it under
-the others.
+it under the others as soon as one process that attached ends.) Its size is sealed: whoever maps it can be given wrong
+numbers by another who maps it, but never a fault.
 
 A handle says where the memory is found: descriptor N of process P, opened through /proc, and how it is to be called
 there. So it may be unpickled any number of times, in a child of any start method as in an unrelated process of the same
@@ -16,13 +16,64 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import sys
 import weakref
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gradquorum.errors import ResourceExhaustedError, UnavailableError
+from gradquorum.errors import GradQuorumError, ResourceExhaustedError, UnavailableError
 
-__all__ = ["Handle", "MemoryFile"]
+__all__ = ["Handle", "MemoryFile", "make_sealed", "map_private", "map_shared"]
+
+
+def make_sealed(name: str, num_bytes: int, *, reserve: bool) -> int:
+    """Return the descriptor of new memory of zeros, whose size nobody can change. The caller closes it.
+
+    Args:
+        name: what `/proc` says it is; need not be unique.
+        num_bytes: 1 or more.
+        reserve: whether its pages are there at once; if not, each is looked for when it is first written to, and
+            Linux kills somebody if there is none.
+
+    Raises:
+        ResourceExhaustedError: there is no memory, or no descriptor.
+    """
+    import fcntl
+
+    try:
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.posix_fallocate(descriptor, 0, num_bytes) if reserve else os.ftruncate(descriptor, num_bytes)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except (OSError, OverflowError) as error:
+        raise ResourceExhaustedError(
+            f"no shared memory: {error}; nothing has changed", needed_bytes=num_bytes
+        ) from error
+    return descriptor
+
+
+def map_shared(descriptor: int, num_bytes: int) -> mmap.mmap:
+    """Map a memory file: what one side writes the other reads.
+
+    Raises:
+        ResourceExhaustedError: there is no address space.
+    """
+    return _map(descriptor, num_bytes, mmap.MAP_SHARED)
+
+
+def map_private(descriptor: int, num_bytes: int) -> mmap.mmap:
+    """Map a memory file such that what is written here is seen here only; raises like `map_shared`."""
+    return _map(descriptor, num_bytes, mmap.MAP_PRIVATE)
+
+
+def _map(descriptor: int, num_bytes: int, flags: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(descriptor, num_bytes, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    except (OSError, ValueError, OverflowError) as error:
+        raise ResourceExhaustedError(f"no address space: {error}", needed_bytes=num_bytes) from error
 
 
 class MemoryFile:
@@ -34,7 +85,7 @@ class MemoryFile:
         self._descriptor = descriptor
         self._name = name
         try:
-            self.map = mmap.mmap(descriptor, max(num_bytes, 1))
+            self.map = map_shared(descriptor, num_bytes)
         except BaseException:
             os.close(descriptor)
             raise
@@ -42,35 +93,23 @@ class MemoryFile:
 
     @classmethod
     def create(cls, num_bytes: int) -> MemoryFile:
-        """Make memory of zeros.
+        """Make memory of zeros, at least a byte.
 
         Raises:
             ResourceExhaustedError: there is none of that size.
+            GradQuorumError: this is not Linux.
         """
-        if not hasattr(os, "memfd_create"):
-            raise NotImplementedError("shared_table: expected Linux, whose memory files it uses")
-        import fcntl
-
+        if sys.platform != "linux":
+            raise GradQuorumError(f"shared_table: several processes need Linux, and this is {sys.platform}")
         physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if num_bytes > physical:  # Linux would promise it, and kill who uses it
             raise ResourceExhaustedError(
                 f"shape: expected a table that fits into {physical} bytes of memory, got one of {num_bytes}",
                 needed_bytes=num_bytes,
             )
-        name = f"gradquorum-{os.urandom(16).hex()}"
-        try:
-            descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            try:
-                os.ftruncate(descriptor, max(num_bytes, 1))
-                fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            except BaseException:
-                os.close(descriptor)
-                raise
-            return cls(descriptor, name, num_bytes)
-        except (OSError, OverflowError, ValueError) as error:
-            raise ResourceExhaustedError(
-                f"no shared memory for a table of {num_bytes} bytes: {error}", needed_bytes=num_bytes
-            ) from error
+        name = f"gradquorum-{os.urandom(16).hex()}"  # by which `attach` knows it again
+        num_bytes = max(num_bytes, 1)
+        return cls(make_sealed(name, num_bytes, reserve=False), name, num_bytes)
 
     @classmethod
     def attach(cls, handle: Handle, num_bytes: int) -> MemoryFile:
@@ -78,6 +117,7 @@ class MemoryFile:
 
         Raises:
             UnavailableError: it is not there any more.
+            ResourceExhaustedError: there is no address space.
         """
         path = f"/proc/{int(handle.process)}/fd/{int(handle.descriptor)}"
         try:
@@ -114,8 +154,11 @@ class Handle(NamedTuple):
     """Where memory is found."""
 
     process: int
+    """Its number."""
     descriptor: int
+    """Of that process."""
     name: str
+    """Of the memory file: that number may be another file's by now."""
 
     def lost(self, reason: str | None) -> UnavailableError:
         """Return the error of who does not find it."""

@@ -30,8 +30,11 @@ def connect(address: str | os.PathLike[str] | None, authkey: bytes | None = None
         authkey: what the server was given as `authkey`; None for the key that lies beside the socket.
 
     Raises:
-        InvalidArgumentError: the address is no path.
+        InvalidArgumentError: the address is no path, or the key is none.
         UnavailableError: there is no server, or the key is not its key. The default stays as it was.
+
+    Threads:
+        Any, but it is meant to be called once, before there are others. It waits for the server, at most 30 s.
 
     Example:
         >>> import gradquorum as gq
@@ -47,8 +50,6 @@ def connect(address: str | os.PathLike[str] | None, authkey: bytes | None = None
         return
     if not isinstance(address, (str, os.PathLike)) or isinstance(os.fspath(address), bytes):
         raise InvalidArgumentError(f"address: expected a path, got {address!r}")
-    if authkey is not None and (not isinstance(authkey, bytes) or not authkey):
-        raise InvalidArgumentError("authkey: expected bytes, at least one, or None")
     from gradquorum.targets.process.client import connect_to
 
     set_default(connect_to(address, authkey))
@@ -65,8 +66,16 @@ def attach(shared_name: str, target: Any = None) -> Any:
         A `SparseConditionalAccumulator`, `ConditionalAccumulator` or `AccumulatorGroup`.
 
     Raises:
-        InvalidArgumentError: there is no round of that name.
+        InvalidArgumentError: there is no round of that name, or a class of the user's made it.
         UnavailableError: there is no server.
+        ClosedError: the server is being closed.
+
+    Example:
+        >>> import gradquorum as gq
+        >>> with gq.Server() as server:
+        ...     acc = server.accumulator("float32", (5, 1), "emb")
+        ...     gq.attach("emb", server.address).dtype
+        dtype('float32')
     """
     if not isinstance(shared_name, str):
         raise InvalidArgumentError(f"shared_name: expected a string, got {shared_name!r}")

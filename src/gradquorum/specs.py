@@ -18,7 +18,7 @@ __all__ = ["DenseSpec", "Options", "RoundSpec", "SparseSpec"]
 
 REDUCTIONS = ("MEAN", "SUM", "MEAN_BY_COUNT", "MEAN_BY_WEIGHT")
 MAX_BYTES = 2**63 - 1
-_MAX_DIMS = 32
+MAX_DIMS = 32
 """A NumPy array has no more in every release that we support."""
 
 
@@ -46,8 +46,8 @@ class _MemberSpec:
         object.__setattr__(self, "reduction_type", reduction_type)
 
     def _check_size(self, sizes: tuple[int | None, ...], dtype: np.dtype[Any]) -> None:
-        if len(sizes) > _MAX_DIMS:
-            raise InvalidArgumentError(f"shape: expected at most {_MAX_DIMS} dims, got {len(sizes)}")
+        if len(sizes) > MAX_DIMS:
+            raise InvalidArgumentError(f"shape: expected at most {MAX_DIMS} dims, got {len(sizes)}")
         known = [size for size in sizes[self._first_dim_of_values :] if size]  # NumPy, too, leaves zeros out
         if math.prod(known) * dtype.itemsize > MAX_BYTES:
             raise InvalidArgumentError(f"shape: expected rows of less than 2**63 bytes, got {sizes}")

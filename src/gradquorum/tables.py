@@ -14,12 +14,11 @@ from gradquorum.arrays import as_dims, as_integer
 from gradquorum.dtypes import as_dtype
 from gradquorum.errors import InvalidArgumentError, ResourceExhaustedError
 from gradquorum.memory_file import Handle, MemoryFile
+from gradquorum.specs import MAX_BYTES, MAX_DIMS
 
 __all__ = ["ConsistentTable", "SharedTable", "shared_table"]
 
 _ALIGNMENT = 64  # of buffers behind one another: a cache line
-_MAX_DIMS = 32  # as for the shapes of accumulators
-_MAX_BYTES = 2**63 - 1
 
 
 @overload
@@ -57,7 +56,7 @@ def shared_table(shape: Any, dtype: Any, *, consistent: bool = False) -> SharedT
         InvalidDTypeError: the dtype is not supported; structured ones are not.
         ResourceExhaustedError: there is no memory of that size.
         UnavailableError: when unpickled: the process that pickled it has ended, or has dropped the table.
-        NotImplementedError: this system is no Linux.
+        GradQuorumError: this is not Linux.
 
     Threads:
         Any number; nothing here waits but a consistent write, for another one to end.
@@ -76,7 +75,7 @@ def shared_table(shape: Any, dtype: Any, *, consistent: bool = False) -> SharedT
         ([0.5, 0.5], 1)
     """
     layout = _Layout(_as_shape(shape), as_dtype(dtype).name)
-    if math.prod(filter(None, layout.shape)) * as_dtype(dtype).itemsize > _MAX_BYTES:  # NumPy's limit, rows or not
+    if math.prod(filter(None, layout.shape)) * as_dtype(dtype).itemsize > MAX_BYTES:  # NumPy's limit, rows or not
         raise ResourceExhaustedError(f"shape: expected less than 2**63 bytes, got {layout.shape} of {layout.dtype}")
     if not isinstance(consistent, (bool, np.bool_)):
         raise InvalidArgumentError(f"consistent: expected True or False, got {consistent!r}")
@@ -89,8 +88,8 @@ def _as_shape(shape: Any) -> tuple[int, ...]:
     if not hasattr(shape, "__len__"):
         shape = (as_integer("shape", shape),)
     sizes = as_dims("shape", shape, unknown=())
-    if len(sizes) > _MAX_DIMS:
-        raise InvalidArgumentError(f"shape: expected at most {_MAX_DIMS} dims, got {len(sizes)}")
+    if len(sizes) > MAX_DIMS:
+        raise InvalidArgumentError(f"shape: expected at most {MAX_DIMS} dims, got {len(sizes)}")
     return sizes  # type: ignore[return-value]  # nothing is unknown
 
 
@@ -108,7 +107,18 @@ class _Layout(NamedTuple):
 
 
 class SharedTable(np.ndarray[Any, np.dtype[Any]]):
-    """An array in shared memory, made by `shared_table`."""
+    """An array in shared memory, made by `shared_table`: a `numpy.ndarray` `[*shape]` of its dtype.
+
+    It and its views pickle as handles to the same memory, and keep it alive. What NumPy computes from it is a plain
+    `numpy.ndarray`; a copy made of it pickles as what it is.
+
+    Raises:
+        UnavailableError: when unpickled: the process that pickled it has ended, or has dropped the table.
+        ResourceExhaustedError: when unpickled: there is no address space.
+
+    Threads:
+        As for any array: nothing waits, and nothing keeps reads and writes apart.
+    """
 
     _memory: MemoryFile | None = None  # of the whole table; views have it as their base
 
@@ -157,6 +167,16 @@ def _attach_table(handle: tuple[Any, ...], layout: tuple[Any, ...], num_bytes: i
 class ConsistentTable:
     """A table of which readers see whole versions, made by `shared_table(..., consistent=True)`.
 
+    `table[index]` returns a copy of `[*shape][index]` from one version; `table[index] = values` publishes the next
+    one, and if it raises there is none. `numpy.asarray(table)` is `table[...]`. It pickles as a handle.
+
+    Raises:
+        UnavailableError: when unpickled: the process that pickled it has ended, or has dropped the table.
+        ResourceExhaustedError: when unpickled: there is no address space.
+
+    Threads:
+        Any, of any process. Reads never wait; writes wait for one another, in no order.
+
     Version v is in buffer v % 2 until v + 2 is begun. Two words go before the buffers: the version that is out, and the
     one that was begun last. A reader copies from the buffer that is out, and does it again if the one after the next
     has been begun meanwhile. A writer that dies leaves a buffer that is not out.
@@ -185,17 +205,17 @@ class ConsistentTable:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As `numpy.ndarray.shape`."""
+        """Its sizes, `[rows, *row]`."""
         return self._layout.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """As `numpy.ndarray.dtype`."""
+        """The dtype of its elements."""
         return self._buffers[0].dtype
 
     @property
     def version(self) -> int:
-        """How often it has been written."""
+        """How often it has been written: the number of the version that is out, 0 for all zeros."""
         return int(self._published[0])
 
     def __len__(self) -> int:

@@ -15,6 +15,7 @@ from gradquorum.specs import MAX_BYTES, DenseSpec, SparseSpec
 
 __all__ = [
     "CheckedDense",
+    "CheckedGradient",
     "CheckedSparse",
     "Dims",
     "check_dense",
@@ -22,9 +23,12 @@ __all__ = [
     "check_row_shape",
     "check_sparse",
     "check_step",
+    "empty_sparse",
+    "plain_sparse",
 ]
 
 Dims = Sequence[int | None]
+_INT64 = np.dtype(np.int64)
 _SURELY_FITS = 2**55
 """Elements whose bytes, also in the widest dtype, are below 2**63."""
 
@@ -55,6 +59,10 @@ class CheckedDense(NamedTuple):
     def row_shape(self) -> tuple[int, ...] | None:
         """The shape that all gradients of a round share, called as for sparse members."""
         return None if self.value is None else self.value.shape
+
+
+CheckedGradient = Sequence[CheckedSparse | CheckedDense]
+"""One part for each member of its round."""
 
 
 def check_step(local_step: Any) -> int | None:
@@ -112,6 +120,24 @@ def check_sparse(
     return CheckedSparse(ids, array, row_shape, borrowed, late), step
 
 
+def plain_sparse(spec: SparseSpec, indices: Any, values: Any) -> CheckedSparse | None:
+    """Return what `check_sparse` returns for the plainest of gradients; None for all others, right or wrong."""
+    if type(indices) is not np.ndarray or type(values) is not np.ndarray:
+        return None
+    shape, declared = values.shape, spec.shape
+    if indices.dtype != _INT64 or values.dtype != spec.dtype or indices.shape != shape[:1]:
+        return None
+    if declared and declared[1:] != shape[1:]:
+        return None
+    if not 0 < values.size <= _SURELY_FITS or not values.flags.c_contiguous:
+        return None
+    if not indices.flags.c_contiguous or not indices.flags.aligned:
+        return None
+    if not _in_range(indices, _known_rows(declared, None)):
+        return None
+    return CheckedSparse(indices, values, shape[1:], borrowed=True)
+
+
 def _check_size(where: str, spec: SparseSpec, shape: tuple[int, ...]) -> None:
     if math.prod(shape[1:]) * max(shape[0], 1) * max(spec.dtype.itemsize, 8) > MAX_BYTES:
         raise InvalidArgumentError(f"{where}values: expected less than 2**63 bytes, got shape {list(shape)}")
@@ -138,9 +164,13 @@ def _known_rows(declared: Dims, dims: Dims | None) -> int | None:
     return dims[0] if dims else None
 
 
-def _check_range(where: str, ids: NDArray[np.int64], rows: int | None) -> None:
+def _in_range(ids: NDArray[np.int64], rows: int | None) -> bool:
     # Read without its sign, a negative id is above all others: one pass finds out whether anything is wrong.
-    if not len(ids) or np.maximum.reduce(ids.view(np.uint64)) < (2**63 if rows is None else rows):
+    return not len(ids) or bool(np.maximum.reduce(ids.view(np.uint64)) < (2**63 if rows is None else rows))
+
+
+def _check_range(where: str, ids: NDArray[np.int64], rows: int | None) -> None:
+    if _in_range(ids, rows):
         return
     if rows is not None and int(ids.max()) >= rows:
         i = int(np.argmax(ids >= rows))

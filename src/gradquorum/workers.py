@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from gradquorum.errors import ClosedError
@@ -10,7 +10,7 @@ from gradquorum.handle import AbstractAccumulator
 from gradquorum.receipts import ApplyReceipt
 from gradquorum.slices import check_slices
 from gradquorum.terms import check_worker
-from gradquorum.validation import CheckedDense, CheckedSparse, check_dense, check_sparse
+from gradquorum.validation import CheckedGradient, check_dense, check_sparse
 
 if TYPE_CHECKING:
     from gradquorum.accumulators import ConditionalAccumulator, SparseConditionalAccumulator
@@ -69,9 +69,7 @@ class AbstractWorker:
         if not self._live:
             raise ClosedError(f"worker {self._name!r} has left; ask for a new handle with worker({self._name!r})")
 
-    def _offer(
-        self, gradients: Sequence[CheckedSparse | CheckedDense], weight: float, copy: bool, timeout: float | None
-    ) -> ApplyReceipt:
+    def _offer(self, gradients: CheckedGradient, weight: float, copy: bool, timeout: float | None) -> ApplyReceipt:
         """Apply with the next number. It is used up when the gradient is judged, not when the call fails."""
         self._check_live()
         receipt = self._accumulator._apply(

@@ -128,30 +128,3 @@ def apply_numbered(address, name, worker, number):
     for sequence in range(first, first + number):
         assert acc.apply_grad([0], [[1.0]], local_step=None, worker=worker, sequence=sequence)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def be_idle_clients(connection, address, name, number):
-    """Be the parent of clients that have applied once and then wait for a step that does not come."""
-    import gradquorum as gq
-
-    clients = []
-    for _ in range(number):
-        here, there = os.pipe()
-        client = os.fork()
-        if not client:
-            try:
-                acc = gq.attach(name, address)
-                apply_once(acc, 1.0)
-                os.write(there, b".")
-                acc.wait_published(2**62)
-            finally:
-                os._exit(1)
-        os.close(there)
-        assert os.read(here, 1) == b"."
-        os.close(here)
-        clients.append(client)
-    connection.send("ready")
-    connection.recv()
-    for client in clients:
-        os.kill(client, signal.SIGKILL)
-        os.waitpid(client, 0)

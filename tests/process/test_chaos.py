@@ -1,9 +1,7 @@
 """Any worker and the taker can be killed at any moment, and every gradient is in exactly one delivered take."""
 
-import multiprocessing
 import os
 import signal
-import sys
 import time
 
 import numpy as np
@@ -12,12 +10,10 @@ import pytest
 import gradquorum as gq
 from tests.process import chaos
 from tests.process.leftovers import leftovers, start_helpers
+from tests.process.running import exit_code, start
 from tests.support import TIMEOUT
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="several processes need Linux"),
-    pytest.mark.timeout(300),
-]
+pytestmark = pytest.mark.timeout(300)
 
 POINTS_OF_WORKERS = list(chaos.POINTS)[:3]
 POINTS_OF_TAKER = list(chaos.POINTS)[3:]
@@ -31,17 +27,12 @@ class Crew:
         self.board = chaos.Board.new()
         self._address = address
         self._rng = rng
-        self._context = multiprocessing.get_context("forkserver")
         self._processes = [self._start(role) for role in range(chaos.NUM_WORKERS + 1)]
 
     def _start(self, role):
         if role == chaos.TAKER:
-            target, arguments = chaos.take, (self.board, self._address)
-        else:
-            target, arguments = chaos.work, (self.board, self._address, role)
-        process = self._context.Process(target=target, args=arguments, daemon=True)
-        process.start()
-        return process
+            return start(chaos.take, self.board, self._address)
+        return start(chaos.work, self.board, self._address, role)
 
     def wait_for_progress(self, amount):
         wanted = self.board.progress.sum() + amount
@@ -82,8 +73,7 @@ class Crew:
 
     def _replace(self, role, arm=None):
         process = self._processes[role]
-        process.join(TIMEOUT)
-        assert process.exitcode == -signal.SIGKILL
+        assert exit_code(process) == -signal.SIGKILL
         process.close()
         self._arm(role, arm)
         self._processes[role] = self._start(role)
@@ -91,8 +81,7 @@ class Crew:
     def end(self):
         self.board.stop[()] = 1
         for process in self._processes:
-            process.join(TIMEOUT)
-            assert process.exitcode == 0
+            assert exit_code(process) == 0
             process.close()
 
 
@@ -130,6 +119,7 @@ def test_every_gradient_is_in_one_take_when_each_point_was_hit(tmp_path):
 
 
 def run_chaos(directory, rng, num_kills):
+    """Kill that often, then check that each gradient is in one take, that all points were hit, and what is left."""
     start_helpers()
     before = leftovers()
     with gq.Server(directory / "server") as server:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import gradquorum as gq
+from benchmarks.bench_process import be_idle_clients
 from gradquorum.targets.process import client
 from tests.process import children
 from tests.process.running import exit_code, hear, kill, start, start_connected
@@ -352,7 +353,7 @@ def test_serve_when_told_to_end_cancels_waiting_takes_and_exits_with_0(tmp_path,
 @pytest.mark.slow
 def test_200_idle_clients_cost_no_processor_time(server, name):
     acc = gq.SparseConditionalAccumulator("float32", (5, 1), name, target=server.address)
-    process, connection = start_connected(children.be_idle_clients, server.address, name, 200, method="spawn")
+    process, connection = start_connected(be_idle_clients, server.address, name, 200, True, method="spawn")
     assert connection.poll(120)
     assert connection.recv() == "ready"
     assert acc.num_accumulated() == 200

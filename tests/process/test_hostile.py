@@ -140,6 +140,7 @@ class Bystander:
 
 
 def attack(host, number, seed):
+    """Attack that often, and check that others are served meanwhile and that the server does not grow."""
     pid, address = host
     rng = random.Random(seed)
     bystander = Bystander(address)

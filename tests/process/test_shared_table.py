@@ -2,6 +2,7 @@
 
 import fcntl
 import gc
+import mmap
 import multiprocessing
 import os
 import pickle
@@ -15,9 +16,8 @@ import pytest
 
 import gradquorum as gq
 from tests.process import children
+from tests.process.running import exit_code, start
 from tests.support import TIMEOUT
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory files are Linux's")
 
 DTYPES = ["float16", "bfloat16", "float32", "float64", "complex64", "complex128", "int32", "int64"]
 both_kinds = pytest.mark.parametrize("consistent", [False, True], ids=["plain", "consistent"])
@@ -26,17 +26,6 @@ start_methods = pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"
 
 def again(table):
     return pickle.loads(pickle.dumps(table))
-
-
-def start(method, target, *arguments):
-    process = multiprocessing.get_context(method).Process(target=target, args=arguments, daemon=True)
-    process.start()
-    return process
-
-
-def ended(process):
-    process.join(TIMEOUT)
-    return process.exitcode
 
 
 def num_descriptors():
@@ -94,6 +83,27 @@ def test_table_that_no_memory_can_hold_raises_and_leaves_nothing(shape, consiste
     before = num_descriptors()
     with pytest.raises(gq.ResourceExhaustedError, match="shape"):
         gq.shared_table(shape, "float64", consistent=consistent)
+    assert num_descriptors() == before
+
+
+def test_table_elsewhere_than_on_linux_is_refused_by_an_error_of_ours(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(gq.GradQuorumError, match="several processes need Linux, and this is darwin"):
+        gq.shared_table(3, "float32")
+
+
+@both_kinds
+def test_table_without_address_space_raises_and_leaves_no_descriptor(monkeypatch, consistent):
+    table = gq.shared_table(3, "float32", consistent=consistent)
+    handle, before = pickle.dumps(table), num_descriptors()
+
+    def fail(*args, **options):
+        raise OSError("no address space")
+
+    monkeypatch.setattr(mmap, "mmap", fail)
+    for call in (lambda: gq.shared_table(3, "float32", consistent=consistent), lambda: pickle.loads(handle)):
+        with pytest.raises(gq.ResourceExhaustedError, match="address space"):
+            call()
     assert num_descriptors() == before
 
 
@@ -162,7 +172,7 @@ def test_results_of_arithmetic_are_plain_arrays():
 def test_table_given_to_a_child_is_the_same_memory(method, consistent):
     table = gq.shared_table((3, 2), "float64", consistent=consistent)
     table[1] = 4.0
-    assert ended(start(method, children.add, table, 1.0)) == 0
+    assert exit_code(start(children.add, table, 1.0, method=method)) == 0
     np.testing.assert_array_equal(table[...], [[1, 1], [5, 5], [1, 1]])
 
 
@@ -170,14 +180,14 @@ def test_table_given_to_a_child_is_the_same_memory(method, consistent):
 def test_handle_goes_through_queues_and_on_from_there(method):
     context = multiprocessing.get_context(method)
     inbox, outbox = context.Queue(), context.Queue()
-    child = start(method, children.add_received, inbox, outbox, 2.0)
+    child = start(children.add_received, inbox, outbox, 2.0, method=method)
     table = gq.shared_table(3, "float32")
     inbox.put(table)
     back = outbox.get(timeout=TIMEOUT)
     back[0] = 7.0
     np.testing.assert_array_equal(table, [7, 2, 2])
     inbox.put(None)
-    assert ended(child) == 0
+    assert exit_code(child) == 0
     for queue in (inbox, outbox):
         queue.close()
         queue.join_thread()
@@ -194,12 +204,12 @@ def test_handle_is_unpickled_by_an_unrelated_process_as_often_as_it_likes(consis
 def test_table_outlives_its_maker_and_leaves_nothing():
     shm_before = set(os.listdir("/dev/shm"))
     here, there = multiprocessing.Pipe()
-    maker = start("spawn", children.make_and_die, there)
+    maker = start(children.make_and_die, there, method="spawn")
     table = here.recv()
     here.send("used")
-    assert ended(maker) == -signal.SIGKILL
+    assert exit_code(maker) == -signal.SIGKILL
     np.testing.assert_array_equal(table, [0, 1, 2, 3])
-    assert ended(start("spawn", children.add, table, 1.0)) == 0  # the handle of this process is as good
+    assert exit_code(start(children.add, table, 1.0, method="spawn")) == 0  # the handle of this process is as good
     np.testing.assert_array_equal(table, [1, 2, 3, 4])
     assert set(os.listdir("/dev/shm")) == shm_before
 
@@ -208,14 +218,14 @@ def test_child_keeps_what_its_parent_drops():
     table = gq.shared_table(3, "float32")
     table[0] = 1.0
     here, there = multiprocessing.Pipe()
-    child = start("spawn", children.hold, table, there)
+    child = start(children.hold, table, there, method="spawn")
     assert here.recv() == 1.0
     table[0] = 2.0
     del table
     gc.collect()
     here.send("go on")
     assert here.recv() == 2.0
-    assert ended(child) == 0
+    assert exit_code(child) == 0
 
 
 @both_kinds
@@ -257,7 +267,7 @@ def test_handle_whose_number_is_another_file_by_now_opens_nothing(tmp_path):
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_reader_beside_a_writer_sees_whole_versions_only(method):
     table, enough = gq.shared_table((512, 64), "float64", consistent=True), gq.shared_table((), "int64")
-    child = start(method, children.fill_until, table, enough)
+    child = start(children.fill_until, table, enough, method=method)
     seen = set()
     while len(seen) < 20:
         found = table[...]
@@ -265,22 +275,22 @@ def test_reader_beside_a_writer_sees_whole_versions_only(method):
         seen.add(found[0, 0])
         assert child.is_alive()
     enough[()] = 1
-    assert ended(child) == 0
+    assert exit_code(child) == 0
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_writers_of_several_processes_take_turns(method):
     table = gq.shared_table((3, 500), "int64", consistent=True)
-    writers = [start(method, children.fill_row, table, row, 200) for row in (0, 1)]
+    writers = [start(children.fill_row, table, row, 200, method=method) for row in (0, 1)]
     children.fill_row(table, 2, 200)
-    assert [ended(writer) for writer in writers] == [0, 0]
+    assert [exit_code(writer) for writer in writers] == [0, 0]
     assert table.version == 600
     np.testing.assert_array_equal(table[...], np.full((3, 500), 200))
 
 
 def test_writer_killed_in_the_midst_leaves_the_version_before():
     table = gq.shared_table((3, 2), "float32", consistent=True)
-    assert ended(start("spawn", children.die_writing, table)) == -signal.SIGKILL
+    assert exit_code(start(children.die_writing, table, method="spawn")) == -signal.SIGKILL
     assert table.version == 1
     np.testing.assert_array_equal(table[...], [[5, 5], [0, 0], [0, 0]])
     table[2] = 7.0

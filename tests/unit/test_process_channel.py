@@ -41,8 +41,33 @@ def test_messages_and_descriptors_arrive_in_order(pair):
     os.close(descriptor)
 
 
+def test_message_longer_than_the_buffer_of_the_socket_arrives_whole(pair, run_thread):
+    one, two = pair
+    message = bytes(range(256)) * 4096
+    call = run_thread(one.send, message)
+    assert two.receive() == message
+    call.result()
+
+
+def test_message_in_single_bytes_arrives_whole_and_the_next_one_after_it():
+    one, two = socket.socketpair(socket.AF_UNIX)
+    channel = Channel(two, timeout=5)
+    for byte in struct.pack("!i", 3) + b"abc" + struct.pack("!i", 0) + struct.pack("!i", 1) + b"d":
+        one.send(bytes([byte]))
+    assert [channel.receive(), channel.receive(), channel.receive()] == [b"abc", b"", b"d"]
+    one.close()
+    channel.close()
+
+
 @pytest.mark.parametrize(
-    "raw", [struct.pack("!i", 101), struct.pack("!iQ", -1, 2**62), struct.pack("!i", 100) + b"cut", b"\0"]
+    "raw",
+    [
+        struct.pack("!i", 101),
+        struct.pack("!iQ", -1, 2**62),
+        struct.pack("!i", -(2**31)),
+        struct.pack("!i", 100) + b"cut",
+        b"\0",
+    ],
 )
 def test_message_that_is_too_long_or_cut_off_breaks_the_channel(raw):
     one, two = socket.socketpair(socket.AF_UNIX)
@@ -71,10 +96,9 @@ def test_short_message_is_sent_at_once_or_not_at_all(pair):
     one, two = pair
     assert one.send_at_once(b"beat")
     assert two.receive() == b"beat"
-    while one._lock.acquire(blocking=False):  # somebody is sending
+    with one._lock:  # somebody is sending
         assert one.send_at_once(b"beat")
-        one._lock.release()
-        break
+    assert not two.readable(0)
     two.close()
     assert not one.send_at_once(b"beat")
 

@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 
 import gradquorum as gq
+from gradquorum.memory_file import map_private, map_shared
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="several processes need Linux")
 if sys.platform == "linux":
     from gradquorum.targets.process.lending import Blocks
-    from gradquorum.targets.process.memory import SharedMemory, as_bytes, make_sealed, map_private, map_shared
+    from gradquorum.targets.process.memory import SharedMemory, as_bytes, make_memory
 
 
 @pytest.fixture
 def descriptor():
-    found = make_sealed(8192)
+    found = make_memory(8192)
     yield found
     os.close(found)
 
@@ -41,7 +42,7 @@ def test_shared_mappings_see_each_other_and_a_private_one_does_not_write_through
 @pytest.mark.parametrize("num_bytes", [1 << 50, 1 << 62, 1 << 70])
 def test_memory_that_is_not_there_is_refused(num_bytes):
     with pytest.raises(gq.ResourceExhaustedError) as caught:
-        make_sealed(num_bytes)
+        make_memory(num_bytes)
     assert caught.value.needed_bytes == num_bytes
 
 
@@ -95,7 +96,7 @@ def test_block_in_use_can_be_neither_offered_again_nor_taken_back():
 
 def test_reclaimed_block_is_no_more_and_its_pages_are_gone():
     blocks = Blocks()
-    descriptor = make_sealed(1 << 16)
+    descriptor = make_memory(1 << 16)
     clients = map_shared(descriptor, 1 << 16)
     clients[0] = 7
     number, kept = blocks.add(map_shared(descriptor, 1 << 16)), blocks.add(mmap.mmap(-1, 4096))

@@ -256,8 +256,10 @@ GRADQUORUM_TARGET void sum_rows(const RowsTask& task) {
       divisor = task.number > 0 ? static_cast<A>(task.number) : static_cast<A>(task.count);
     }
     std::size_t at = 0;
-    for (; at + 8 * n <= width; at += 8 * n)
-      sum_vectors<S, A, D, Weighted, 8>(task, rows, weight_of, count, at, divide, divisor, out);
+    if constexpr (std::is_same_v<S, A> && !Weighted) {  // In all others it would cost more to compile than it gains.
+      for (; at + 8 * n <= width; at += 8 * n)
+        sum_vectors<S, A, D, Weighted, 8>(task, rows, weight_of, count, at, divide, divisor, out);
+    }
     for (; at + 4 * n <= width; at += 4 * n)
       sum_vectors<S, A, D, Weighted, 4>(task, rows, weight_of, count, at, divide, divisor, out);
     for (; at + n <= width; at += n)

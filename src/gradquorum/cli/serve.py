@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -86,7 +85,7 @@ def _read(file: Path | None) -> bytes | None:
     return key
 
 
-def _wait(stopped: Any) -> None:
+def _wait(stopped: threading.Event) -> None:
     """Wait for a signal, whose handler runs in this thread, the main one."""
     while not stopped.wait(1.0):  # a signal that comes just before a wait begins does not end it
         pass

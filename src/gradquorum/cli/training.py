@@ -39,6 +39,8 @@ class Settings:
         dim: numbers in a word vector.
         seed: of everything drawn at random.
         engine: the gradquorum engine, None for the best there is.
+        batch_size: pairs in a gradient; in a short text less.
+        learning_rate: of Adagrad.
     """
 
     workers: int
@@ -56,7 +58,9 @@ class Examples:
     """What there is to learn from a text: the same for every training that is compared with another.
 
     Attributes:
+        corpus: the text.
         pairs: what is trained on `[num_pairs, 2]`.
+        sampler: draws their negatives.
         held_out: pairs never trained on, with fixed negatives: the loss on them is comparable.
     """
 
@@ -103,7 +107,10 @@ class Worker:
 
     Attributes:
         index: which worker this is.
+        settings: how to train.
+        examples: of which it has every `settings.workers`-th.
         vectors: the tables that the chief updates.
+        group: where its gradients go.
         stale: for each worker, the gradients that came too late; each entry is written by its worker only.
     """
 

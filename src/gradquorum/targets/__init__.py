@@ -8,10 +8,10 @@ from typing import Any
 
 from gradquorum.errors import GradQuorumError, InvalidArgumentError
 from gradquorum.specs import RoundSpec
-from gradquorum.targets.interface import PRIVATE, AbstractTarget, Merged, Offer
+from gradquorum.targets.interface import PRIVATE, AbstractTarget, Merged, Terms
 from gradquorum.targets.local import attach_local, open_local
 
-__all__ = ["AbstractTarget", "Merged", "Offer", "attach_target", "open_shared", "open_target", "set_default"]
+__all__ = ["AbstractTarget", "Merged", "Terms", "attach_target", "open_shared", "open_target", "set_default"]
 
 _default: str | None = None
 """What `target=None` means: a server's address, or None for this process."""

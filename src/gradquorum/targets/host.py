@@ -19,8 +19,8 @@ from gradquorum.records import Batch, Contribution, FormConflict, LagConflict, P
 from gradquorum.round import Round
 from gradquorum.specs import DenseSpec, RoundSpec, SparseSpec
 from gradquorum.state import decode, encode
-from gradquorum.targets.interface import Merged, Offer
-from gradquorum.validation import CheckedSparse, check_row_shape
+from gradquorum.targets.interface import Merged, Terms
+from gradquorum.validation import CheckedGradient, CheckedSparse, check_row_shape
 from gradquorum.waiters import Deadline, Handle
 
 __all__ = ["RoundHost"]
@@ -85,44 +85,39 @@ class RoundHost:
 
     # Applies
 
-    def apply(self, handle: Handle, offer: Offer, deadline: Deadline | None = None) -> ApplyReceipt:
-        """Put a gradient in order, copy it, and have it judged. The deadline is by default that of the offer."""
-        self._raise_late_error(offer)
-        deadline = deadline or (None if offer.timeout is None else Deadline(offer.timeout))
-        lag = self.round.lag_of(offer.local_step) if self._policy.weighs else 0
+    def apply(
+        self,
+        handle: Handle,
+        gradients: CheckedGradient,
+        terms: Terms,
+        deadline: Deadline | None = None,
+    ) -> ApplyReceipt:
+        """Put a gradient in order, copy it, and have it judged. The deadline is by default that of the terms."""
+        self._raise_late_error(gradients, terms.local_step)
+        deadline = deadline or (None if terms.timeout is None else Deadline(terms.timeout))
+        lag = self.round.lag_of(terms.local_step) if self._policy.weighs else 0
         while True:
             try:
-                contribution = self._contribution(offer, lag)
+                contribution = self._contribution(gradients, terms, lag)
             except MemoryError as error:
                 raise no_memory(error) from error
             if not contribution.finite and self._refuses_nonfinite:
                 names = [self._where(i) or "grad: " for i, block in enumerate(contribution.blocks) if not block.finite]
                 raise InvalidArgumentError(f"{''.join(names)}expected finite values, got NaN or infinity")
             try:
-                receipt = self._offer(handle, contribution, offer.local_step, offer.timeout, deadline)
+                receipt = self._offer(handle, contribution, terms, deadline)
                 break
             except LagConflict as conflict:  # the step has changed meanwhile
                 lag = conflict.lag
             except FormConflict as conflict:
-                self._raise_conflict(offer, conflict.member, conflict.expected)
+                self._raise_conflict(gradients, conflict.member, conflict.expected)
                 raise  # cannot happen: the forms do differ
         del contribution  # from here on only the log keeps it
         if self._compacts and self.round.budget.log_bytes > self.round.compact_above_bytes:
             self._compact()
         return receipt
 
-    def apply_plain(
-        self,
-        handle: Handle,
-        indices: Any,
-        values: Any,
-        local_step: int | None,
-        worker: int | str | None,
-        sequence: int | None,
-        weight: float,
-        lend: bool,
-        timeout: float | None,
-    ) -> ApplyReceipt | None:
+    def apply_plain(self, handle: Handle, indices: Any, values: Any, terms: Terms) -> ApplyReceipt | None:
         """Check and apply in one go; None, and nothing has happened, unless it is the plainest of gradients.
 
         That is what `AbstractSparseReducer.plain_block` takes, for the one sparse member of a round.
@@ -132,19 +127,27 @@ class RoundHost:
             return None
         if row_shape is None:
             row_shape = values.shape[1:]
+        weight = terms.weight
         if self._weight_dtypes[0] is not None:
             weight = round_weight(weight, self._weight_dtypes[0])
+        rows, check = self._num_table_rows, self._check_finite
         try:
-            block = plain_block(indices, values, row_shape, self._num_table_rows, weight, lend, self._check_finite)
+            block = plain_block(indices, values, row_shape, rows, weight, terms.lend, check)
         except MemoryError as error:
             raise no_memory(error) from error
         if block is None or (self._refuses_nonfinite and not block.finite):
             return None
         contribution = Contribution(
-            (block,), (row_shape,), block.num_bytes, worker, sequence, finite=block.finite, lent=block.lent
+            (block,),
+            (row_shape,),
+            block.num_bytes,
+            terms.worker,
+            terms.sequence,
+            finite=block.finite,
+            lent=block.lent,
         )
         try:
-            receipt = self._offer(handle, contribution, local_step, timeout)
+            receipt = self._offer(handle, contribution, terms)
         except FormConflict:
             return None
         del block, contribution
@@ -153,55 +156,50 @@ class RoundHost:
         return receipt
 
     def _offer(
-        self,
-        handle: Handle,
-        contribution: Contribution,
-        local_step: int | None,
-        timeout: float | None,
-        deadline: Deadline | None = None,
+        self, handle: Handle, contribution: Contribution, terms: Terms, deadline: Deadline | None = None
     ) -> ApplyReceipt:
         """Have a contribution judged, when there is room for it."""
         while True:
-            receipt = self.round.offer(handle, contribution, local_step)
+            receipt = self.round.offer(handle, contribution, terms.local_step)
             if receipt is not None:
                 return receipt
-            deadline = deadline or Deadline(timeout)
+            deadline = deadline or Deadline(terms.timeout)
             if not self._compact(when_full=True):
                 self.round.wait_for_room(handle, contribution.num_bytes, deadline)
 
-    def _contribution(self, offer: Offer, lag: int = 0) -> Contribution:
+    def _contribution(self, gradients: CheckedGradient, terms: Terms, lag: int = 0) -> Contribution:
         lateness = self._policy.weight(lag) if lag else 1.0
         blocks: list[Any] = []
         num_bytes, finite, lent, vanishes = 0, True, False, False
-        for i, (reducer, gradient) in enumerate(zip(self._reducers, offer.gradients, strict=True)):
+        for i, (reducer, gradient) in enumerate(zip(self._reducers, gradients, strict=True)):
             weight, weight_dtype = 1.0, self._weight_dtypes[i]
             if weight_dtype is not None:
-                weight = round_weight(lateness * (offer.weight if self._has_weight[i] else 1.0), weight_dtype)
+                weight = round_weight(lateness * (terms.weight if self._has_weight[i] else 1.0), weight_dtype)
                 vanishes = vanishes or weight == 0
-            lend = offer.lend or not gradient.borrowed  # what was converted for us need not be copied again
+            lend = terms.lend or not gradient.borrowed  # what was converted for us need not be copied again
             values = gradient[:2] if isinstance(gradient, CheckedSparse) else gradient[:1]
             block = reducer.block(*values, weight=weight, lend=lend, check_finite=self._check_finite)
             blocks.append(block)
             num_bytes += block.num_bytes
             finite = finite and block.finite
             lent = lent or (block.lent and gradient.borrowed)
-        forms = tuple([gradient.row_shape for gradient in offer.gradients])
+        forms = tuple([gradient.row_shape for gradient in gradients])
         kind = WeighedContribution if self._policy.weighs else Contribution
-        contribution = kind(tuple(blocks), forms, num_bytes, offer.worker, offer.sequence, finite=finite, lent=lent)
+        contribution = kind(tuple(blocks), forms, num_bytes, terms.worker, terms.sequence, finite=finite, lent=lent)
         if isinstance(contribution, WeighedContribution):
             contribution.lag, contribution.vanishes = lag, vanishes
         return contribution
 
-    def _raise_late_error(self, offer: Offer) -> None:
-        for member, gradient in enumerate(offer.gradients):
+    def _raise_late_error(self, gradients: CheckedGradient, local_step: int | None) -> None:
+        for member, gradient in enumerate(gradients):
             if gradient.late_error is not None:
-                expected = self.round.forms_for(offer.local_step)[member]
+                expected = self.round.forms_for(local_step)[member]
                 if expected is not None:
-                    self._raise_conflict(offer, member, expected)
+                    self._raise_conflict(gradients, member, expected)
                 raise InvalidArgumentError(gradient.late_error)
 
-    def _raise_conflict(self, offer: Offer, member: int, expected: tuple[int, ...]) -> None:
-        got = offer.gradients[member].row_shape
+    def _raise_conflict(self, gradients: CheckedGradient, member: int, expected: tuple[int, ...]) -> None:
+        got = gradients[member].row_shape
         if got is not None:
             check_row_shape(self._where(member), self._specs[member], expected, got)
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from gradquorum.arrivals import ArrivalReport
 from gradquorum.receipts import ApplyReceipt
-from gradquorum.validation import CheckedDense, CheckedSparse
+from gradquorum.validation import CheckedGradient
 
-__all__ = ["PRIVATE", "AbstractTarget", "Merged", "Offer"]
+__all__ = ["PRIVATE", "AbstractTarget", "Merged", "Terms"]
 
 T = TypeVar("T")
 
@@ -21,10 +21,9 @@ PRIVATE = "private-"
 """How the shared names begin that nobody gave."""
 
 
-class Offer(NamedTuple):
-    """One gradient on its way to the round: checked, one part for each member."""
+class Terms(NamedTuple):
+    """What goes with a gradient on its way to the round: checked, but for what only the round can know."""
 
-    gradients: Sequence[CheckedSparse | CheckedDense]
     local_step: int | None
     worker: int | str | None = None
     sequence: int | None = None
@@ -52,20 +51,10 @@ class AbstractTarget(ABC):
     engine_name: str
 
     @abstractmethod
-    def apply(self, offer: Offer) -> ApplyReceipt:
-        """Offer a gradient."""
+    def apply(self, gradients: CheckedGradient, terms: Terms) -> ApplyReceipt:
+        """Offer a gradient: checked, one part for each member."""
 
-    def apply_plain(
-        self,
-        indices: Any,
-        values: Any,
-        local_step: int | None,
-        worker: int | str | None,
-        sequence: int | None,
-        weight: float,
-        lend: bool,
-        timeout: float | None,
-    ) -> ApplyReceipt | None:
+    def apply_plain(self, indices: Any, values: Any, terms: Terms) -> ApplyReceipt | None:
         """Check a sparse gradient and offer it in one go; None, and nothing has happened, if that takes a closer look.
 
         A shortcut that a target may have: `apply` with a checked gradient does the same.

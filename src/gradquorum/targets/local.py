@@ -22,7 +22,8 @@ from gradquorum.receipts import ApplyReceipt
 from gradquorum.round import Round
 from gradquorum.specs import RoundSpec
 from gradquorum.targets.host import RoundHost
-from gradquorum.targets.interface import AbstractTarget, Merged, Offer
+from gradquorum.targets.interface import AbstractTarget, Merged, Terms
+from gradquorum.validation import CheckedGradient
 from gradquorum.waiters import Deadline, Handle, Ticket
 
 __all__ = ["LocalTarget", "open_local"]
@@ -117,26 +118,14 @@ class LocalTarget(AbstractTarget):
 
     # Applies
 
-    def apply(self, offer: Offer) -> ApplyReceipt:
+    def apply(self, gradients: CheckedGradient, terms: Terms) -> ApplyReceipt:
         self._round  # noqa: B018 - checks the process
-        return self._host.apply(self._handle, offer)
+        return self._host.apply(self._handle, gradients, terms)
 
-    def apply_plain(
-        self,
-        indices: Any,
-        values: Any,
-        local_step: int | None,
-        worker: int | str | None,
-        sequence: int | None,
-        weight: float,
-        lend: bool,
-        timeout: float | None,
-    ) -> ApplyReceipt | None:
+    def apply_plain(self, indices: Any, values: Any, terms: Terms) -> ApplyReceipt | None:
         if self._made_at_fork != _num_forks:
             return None  # `apply` says why not
-        return self._host.apply_plain(
-            self._handle, indices, values, local_step, worker, sequence, weight, lend, timeout
-        )
+        return self._host.apply_plain(self._handle, indices, values, terms)
 
     # Takes. From the moment a ticket exists until its result is returned, an exception leads to
     # `abandon(ticket)`: one C call, so that no second signal can come between, after which the round keeps

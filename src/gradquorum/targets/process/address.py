@@ -14,7 +14,7 @@ import time
 
 from gradquorum.errors import InvalidArgumentError, UnavailableError
 
-__all__ = ["Address", "as_path", "dial", "find_key", "know_key", "known_key"]
+__all__ = ["Address", "as_path", "check_key", "dial", "find_key", "know_key", "known_key"]
 
 _KEY_SUFFIX = ".key"
 _KEY_BYTES = 32
@@ -26,9 +26,18 @@ _MAX_BACKLOG = 2**16 - 1
 _DIAL_SECONDS = 30.0
 _REDIAL_SECONDS = 0.01
 
-
 _keys: dict[str, bytes] = {}
 """Keys that the user gave, by path."""
+
+
+def check_key(authkey: bytes | None) -> None:
+    """Check a key that the user gives.
+
+    Raises:
+        InvalidArgumentError: it is none.
+    """
+    if authkey is not None and (not isinstance(authkey, bytes) or not authkey):
+        raise InvalidArgumentError("authkey: expected bytes, at least one, or None")
 
 
 def know_key(path: str, key: bytes | None) -> None:
@@ -114,6 +123,7 @@ class Address:
     """The socket of one server, its key file, and its right to be there: a lock on the key file, for its lifetime."""
 
     def __init__(self, address: str | os.PathLike[str] | None, authkey: bytes | None) -> None:
+        check_key(authkey)
         self._directory: str | None = None
         if address is None:
             self._directory = tempfile.mkdtemp(prefix="gradquorum-")

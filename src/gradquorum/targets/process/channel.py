@@ -1,6 +1,7 @@
 """The wire: whole messages of bytes over a Unix socket, with caps and deadlines, and descriptors from the server.
 
-Only `send_bytes` and `recv_bytes` of `multiprocessing.connection` are used: what goes over the wire is never an object.
+A message is framed as `multiprocessing.connection` frames bytes, with whose handshake a conversation begins, by fewer
+steps of Python than it takes. What goes over the wire is never an object.
 """
 
 from __future__ import annotations
@@ -16,12 +17,19 @@ from multiprocessing import AuthenticationError, connection, reduction
 
 from gradquorum.targets.process.messages import MAX_MESSAGE_BYTES
 
-__all__ = ["ANSWER_SECONDS", "HEARTBEAT_SECONDS", "BrokenChannel", "Channel"]
+__all__ = ["ANSWER_SECONDS", "HEARTBEAT_SECONDS", "BrokenChannel", "Channel", "frame"]
 
 ANSWER_SECONDS = 30.0
 """Whoever hears nothing for so long takes the other side for dead."""
 HEARTBEAT_SECONDS = 5.0
 """How often the server says that a reply is still to come."""
+_LENGTH = struct.Struct("!i")
+"""Before each message. A negative one would announce a message longer than anybody reads."""
+
+
+def frame(message: bytes) -> bytes:
+    """Return a message as it goes over the wire."""
+    return _LENGTH.pack(len(message)) + message
 
 
 class BrokenChannel(Exception):
@@ -75,7 +83,7 @@ class Channel:
         """
         try:
             with self._lock:
-                self._connection.send_bytes(message)
+                _write(self._connection.fileno(), frame(message))
                 if descriptor is not None:
                     reduction.send_handle(self._connection, descriptor, None)
         except OSError as error:
@@ -87,7 +95,7 @@ class Channel:
             return True
         try:
             with self._socket() as sock:
-                sock.send(struct.pack("!i", len(message)) + message, socket.MSG_DONTWAIT)
+                sock.send(frame(message), socket.MSG_DONTWAIT)
         except BlockingIOError:
             return True
         except (OSError, BrokenChannel):
@@ -103,9 +111,13 @@ class Channel:
             BrokenChannel: the other side is gone or silent for too long, or the message is too long.
         """
         try:
-            return self._connection.recv_bytes(max_bytes)
+            descriptor = self._connection.fileno()
+            (length,) = _LENGTH.unpack(_read(descriptor, _LENGTH.size))
+            if 0 <= length <= max_bytes:
+                return _read(descriptor, length)
         except (EOFError, OSError) as error:
             raise BrokenChannel(_words(error)) from error
+        raise BrokenChannel(f"a message is too long: {length} bytes")
 
     def receive_descriptor(self) -> int:
         """Return the descriptor that follows a message.
@@ -176,6 +188,25 @@ class Channel:
         """Close the descriptor in a forked child, where locks may be held for ever."""
         with contextlib.suppress(OSError):
             self._connection.close()
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    written = os.write(descriptor, data)
+    while written < len(data):
+        written += os.write(descriptor, memoryview(data)[written:])
+
+
+def _read(descriptor: int, size: int) -> bytes:
+    data = os.read(descriptor, size)
+    if len(data) == size:
+        return data
+    parts = [data]
+    while data and (size := size - len(data)):
+        data = os.read(descriptor, size)
+        parts.append(data)
+    if size:
+        raise EOFError
+    return b"".join(parts)
 
 
 def _set_timeout(sock: socket.socket, option: int, seconds: float) -> None:

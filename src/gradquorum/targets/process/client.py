@@ -16,7 +16,7 @@ import msgspec
 
 from gradquorum.errors import ClosedError, UnavailableError
 from gradquorum.targets.process import messages as m
-from gradquorum.targets.process.address import as_path, dial, find_key, know_key, known_key
+from gradquorum.targets.process.address import as_path, check_key, dial, find_key, know_key, known_key
 from gradquorum.targets.process.channel import ANSWER_SECONDS, BrokenChannel, Channel
 from gradquorum.targets.process.connection import Connection
 from gradquorum.targets.process.failures import to_error
@@ -52,8 +52,10 @@ def connect_to(address: str | os.PathLike[str], authkey: bytes | None) -> str:
     """Remember a server's key, see whether the server is there, and return its path.
 
     Raises:
+        InvalidArgumentError: the address or the key is none.
         UnavailableError: it is not, or does not know us. The key is as it was.
     """
+    check_key(authkey)
     path = as_path(address)
     before = known_key(path)
     know_key(path, authkey)
@@ -322,6 +324,6 @@ class Client:
     def _drain(self) -> list[int]:
         handles: list[int] = []
         with contextlib.suppress(IndexError):
-            while len(handles) < 1000:
+            while len(handles) < m.MAX_IDS:
                 handles.append(self.dropped.popleft())
         return handles

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 import os
-import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gradquorum.memory_file import map_shared
 from gradquorum.targets.process import messages as m
-from gradquorum.targets.process.channel import Channel
-from gradquorum.targets.process.memory import as_bytes, map_shared
+from gradquorum.targets.process.channel import Channel, frame
+from gradquorum.targets.process.memory import as_bytes
 
 __all__ = ["Connection"]
 
@@ -37,9 +37,7 @@ class Connection:
     def begin_take(self) -> int:
         """Return the number of a new take. From here on `retract` means that one."""
         self.take += 1
-        message = m.encode(m.Retract(self.take))
-        frame = struct.pack("!i", len(message)) + message
-        self.retract = functools.partial(os.write, self.channel.fileno(), frame)
+        self.retract = functools.partial(os.write, self.channel.fileno(), frame(m.encode(m.Retract(self.take))))
         return self.take
 
     def give_back(self, freed: Sequence[int], reclaimed: Sequence[int] = ()) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from gradquorum.errors import ClosedError, GradQuorumError, InvalidArgumentError
 from gradquorum.membership import Worker
-from gradquorum.specs import RoundSpec
+from gradquorum.specs import RoundSpec, SparseSpec
 from gradquorum.targets.host import RoundHost
 from gradquorum.targets.local import LocalTarget
 from gradquorum.targets.process.checkpoints import Checkpoints, RoundFile
@@ -38,6 +38,8 @@ class HostedRound:
         self.round = self.host.round
         self.members = tuple(spec.members.values())
         self.names = tuple(spec.members)
+        self.is_plain = len(spec.members) == 1 and isinstance(self.members[0], SparseSpec)
+        """Whether `RoundHost.apply_plain` may do."""
         self.weight_dtypes = tuple(dtype for dtype in spec.weight_dtypes() if dtype is not None)
         keeper = self.round.open()
         assert keeper is not None

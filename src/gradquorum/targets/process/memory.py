@@ -1,13 +1,8 @@
-"""Shared memory: memfds that the server makes, sizes and seals. Nobody ever takes a descriptor from a client.
-
-A sealed memfd neither shrinks nor grows: whoever maps it can be given wrong numbers by another who maps it, but never
-a fault. It has no name and vanishes with its last descriptor and mapping, however its users die.
-"""
+"""Shared memory: memory files that the server makes, and counts. Nobody ever takes a descriptor from a client."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 import threading
@@ -19,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradquorum.errors import ResourceExhaustedError
+from gradquorum.memory_file import make_sealed, map_shared
 
-__all__ = ["SharedMemory", "as_bytes", "make_sealed", "map_private", "map_shared"]
+__all__ = ["SharedMemory", "as_bytes", "make_memory"]
 
 _LARGE_BYTES = 1 << 24
 """From here on it is worth asking first whether there is so much memory."""
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def _available_bytes() -> int:
@@ -57,7 +52,7 @@ def _read(directory: str, name: str) -> str:
         return file.read()
 
 
-def make_sealed(num_bytes: int) -> int:
+def make_memory(num_bytes: int) -> int:
     """Return the descriptor of new shared memory, whose pages are there already.
 
     Raises:
@@ -69,40 +64,7 @@ def make_sealed(num_bytes: int) -> int:
             f"no shared memory: {num_bytes} bytes are needed and {available} available; nothing has changed",
             needed_bytes=num_bytes,
         )
-    try:
-        descriptor = os.memfd_create("gradquorum", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.posix_fallocate(descriptor, 0, num_bytes)  # asked for now: a page that is missing later kills
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-        except BaseException:
-            os.close(descriptor)
-            raise
-    except (OSError, OverflowError) as error:
-        raise ResourceExhaustedError(
-            f"no shared memory: {error}; nothing has changed", needed_bytes=num_bytes
-        ) from error
-    return descriptor
-
-
-def map_shared(descriptor: int, num_bytes: int) -> mmap.mmap:
-    """Map shared memory: what one side writes the other reads.
-
-    Raises:
-        ResourceExhaustedError: there is no address space.
-    """
-    return _map(descriptor, num_bytes, mmap.MAP_SHARED)
-
-
-def map_private(descriptor: int, num_bytes: int) -> mmap.mmap:
-    """Map shared memory such that what is written here is seen here only."""
-    return _map(descriptor, num_bytes, mmap.MAP_PRIVATE)
-
-
-def _map(descriptor: int, num_bytes: int, flags: int) -> mmap.mmap:
-    try:
-        return mmap.mmap(descriptor, num_bytes, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-    except (OSError, ValueError, OverflowError) as error:
-        raise ResourceExhaustedError(f"no address space: {error}", needed_bytes=num_bytes) from error
+    return make_sealed("gradquorum", num_bytes, reserve=True)
 
 
 def as_bytes(memory: Any) -> NDArray[np.uint8]:
@@ -142,7 +104,7 @@ class SharedMemory:
         Raises:
             ResourceExhaustedError: there is none.
         """
-        descriptor = make_sealed(num_bytes)
+        descriptor = make_memory(num_bytes)
         try:
             mapping = map_shared(descriptor, num_bytes)
             with self._lock:

@@ -18,6 +18,7 @@ from gradquorum.errors import InvalidArgumentError
 __all__ = [
     "FROM_CLIENT",
     "FROM_SERVER",
+    "MAX_IDS",
     "MAX_MESSAGE_BYTES",
     "MAX_TEXT_BYTES",
     "VERSION",
@@ -34,6 +35,8 @@ VERSION = 1
 MAX_MESSAGE_BYTES = 1 << 20
 """Nobody reads a longer one."""
 MAX_TEXT_BYTES = 1 << 18
+MAX_IDS = 4096
+"""So many handles or blocks are spoken of in one message."""
 
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -41,7 +44,7 @@ Sizes = Annotated[tuple[Size, ...], Meta(max_length=64)]
 Text = Annotated[bytes, Meta(max_length=MAX_TEXT_BYTES)]
 Token = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Seconds = Annotated[float, Meta(ge=0)] | None
-Ids = Annotated[tuple[Size, ...], Meta(max_length=4096)]
+Ids = Annotated[tuple[Size, ...], Meta(max_length=MAX_IDS)]
 Word = Annotated[str, Meta(max_length=32)] | Int64 | float | None
 
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from gradquorum.specs import DenseSpec, SparseSpec
 from gradquorum.targets.process.messages import Part, from_text, to_text
-from gradquorum.validation import CheckedDense, CheckedSparse
+from gradquorum.validation import CheckedGradient, CheckedSparse
 
-__all__ = ["arrays_of", "gradient_parts", "late_error_of", "num_bytes_of", "result_arrays", "write"]
+__all__ = ["arrays_of", "gradient_parts", "late_error_of", "result_parts", "write"]
 
 _ALIGNMENT = 64
 _INT64 = np.dtype(np.int64)
@@ -25,10 +25,9 @@ _INT64 = np.dtype(np.int64)
 Spec = SparseSpec | DenseSpec
 
 
-def _add(end: int, shape: Sequence[int], dtype: Any) -> tuple[int, int]:
-    """Return where the next array lies, after those that end there. Python's integers do not overflow."""
-    start = -(-end // _ALIGNMENT) * _ALIGNMENT
-    return start, start + math.prod(shape) * dtype.itemsize
+def _aligned(end: int) -> int:
+    """Return where the next array lies, after those that end there."""
+    return -(-end // _ALIGNMENT) * _ALIGNMENT
 
 
 def _forms(specs: Sequence[Spec], parts: Sequence[Part], counts: bool) -> list[tuple[tuple[int, ...], Any]]:
@@ -54,14 +53,6 @@ def _forms(specs: Sequence[Spec], parts: Sequence[Part], counts: bool) -> list[t
     return forms
 
 
-def num_bytes_of(specs: Sequence[Spec], parts: Sequence[Part], *, counts: bool = False) -> int:
-    """Return the bytes that the arrays take."""
-    end = 0
-    for shape, dtype in _forms(specs, parts, counts):
-        _, end = _add(end, shape, dtype)
-    return end
-
-
 def arrays_of(
     memory: NDArray[np.uint8], specs: Sequence[Spec], parts: Sequence[Part], *, counts: bool = False
 ) -> list[NDArray[Any]]:
@@ -73,27 +64,36 @@ def arrays_of(
     arrays: list[NDArray[Any]] = []
     end = 0
     for shape, dtype in _forms(specs, parts, counts):
-        start, end = _add(end, shape, dtype)
+        start = _aligned(end)
+        end = start + math.prod(shape) * dtype.itemsize  # Python's integers do not overflow
         if end > len(memory):
             raise ValueError("the arrays do not fit into their memory")
-        arrays.append(memory[start:end].view(dtype).reshape(shape))
+        arrays.append(np.ndarray(shape, dtype, memory, start))
     return arrays
+
+
+def _num_bytes(arrays: Iterable[NDArray[Any]]) -> int:
+    """Return the bytes that arrays take."""
+    end = 0
+    for array in arrays:
+        end = _aligned(end) + array.nbytes
+    return end
 
 
 def write(memory: NDArray[np.uint8], arrays: Iterable[NDArray[Any]]) -> None:
     """Write arrays to memory that has room for them."""
     end = 0
     for array in arrays:
-        start = -(-end // _ALIGNMENT) * _ALIGNMENT
+        start = _aligned(end)
         end = start + array.nbytes
-        np.copyto(memory[start:end].view(array.dtype).reshape(array.shape), array)
+        np.copyto(np.ndarray(array.shape, array.dtype, memory, start), array)
 
 
 # Gradients
 
 
 def gradient_parts(
-    gradients: Sequence[CheckedSparse | CheckedDense],
+    gradients: CheckedGradient,
 ) -> tuple[tuple[Part, ...], list[NDArray[Any]], int]:
     """Return the parts of a gradient, its arrays in the order in which they lie in memory, and the bytes they take."""
     parts: list[Part] = []
@@ -110,17 +110,19 @@ def gradient_parts(
             parts.append(Part(None, row_shape, words))
             if there and gradient.value is not None:
                 arrays.append(gradient.value)
-    end = 0
-    for array in arrays:
-        end = -(-end // _ALIGNMENT) * _ALIGNMENT + array.nbytes
-    return tuple(parts), arrays, end
+    return tuple(parts), arrays, _num_bytes(arrays)
+
+
+def late_error_of(part: Part) -> str | None:
+    """Return what a client found wrong with a part, unless the round's row shape is violated too."""
+    return None if part.late_error is None else from_text(part.late_error)
 
 
 # Results
 
 
-def result_arrays(specs: Sequence[Spec], members: Sequence[Any]) -> tuple[tuple[Part, ...], list[NDArray[Any]]]:
-    """Return the parts of a result and its arrays, in the order in which they lie in memory."""
+def result_parts(specs: Sequence[Spec], members: Sequence[Any]) -> tuple[tuple[Part, ...], list[NDArray[Any]], int]:
+    """Return the parts of a result, its arrays in the order in which they lie in memory, and the bytes they take."""
     parts: list[Part] = []
     arrays: list[NDArray[Any]] = []
     for spec, member in zip(specs, members, strict=True):
@@ -131,9 +133,4 @@ def result_arrays(specs: Sequence[Spec], members: Sequence[Any]) -> tuple[tuple[
         else:
             parts.append(Part(None, member.shape))
             arrays.append(member)
-    return tuple(parts), arrays
-
-
-def late_error_of(part: Part) -> str | None:
-    """Return what a client found wrong with a part, unless the round's row shape is violated too."""
-    return None if part.late_error is None else from_text(part.late_error)
+    return tuple(parts), arrays, _num_bytes(arrays)

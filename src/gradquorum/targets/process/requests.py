@@ -17,30 +17,28 @@ from gradquorum.arrivals import arrival_report
 from gradquorum.dtypes import round_weight
 from gradquorum.errors import DeadlineExceededError, InvalidArgumentError, ResourceExhaustedError
 from gradquorum.membership import Worker
-from gradquorum.receipts import ApplyReceipt, ApplyStatus
+from gradquorum.receipts import ApplyReceipt
 from gradquorum.specs import SparseSpec
 from gradquorum.state_header import check_worker_can_be_saved
 from gradquorum.targets.host import RoundHost
-from gradquorum.targets.interface import Offer
+from gradquorum.targets.interface import Terms
 from gradquorum.targets.process import messages as m
 from gradquorum.targets.process.channel import HEARTBEAT_SECONDS, BrokenChannel
 from gradquorum.targets.process.hosted import HostedRound
 from gradquorum.targets.process.parts import arrays_of, late_error_of
+from gradquorum.targets.process.receipts import to_judged
 from gradquorum.targets.process.specs import from_spec, to_spec
 from gradquorum.targets.process.states import pack, unpack
-from gradquorum.validation import CheckedDense, CheckedSparse, check_dense, check_sparse
+from gradquorum.validation import CheckedDense, CheckedSparse, check_dense, check_sparse, empty_sparse, plain_sparse
 from gradquorum.waiters import Deadline, Handle
 
 if TYPE_CHECKING:
     from gradquorum.targets.process.link import Link
 
-__all__ = ["ANSWERS", "STATUSES"]
+__all__ = ["ANSWERS"]
 
-STATUSES = tuple(ApplyStatus)
 _LEND_FROM_BYTES = 1 << 17
 """Smaller gradients are copied: a block costs descriptors and pages, and is free again at once."""
-_SURELY_FITS = 2**55
-"""Elements whose bytes, also in the widest dtype, are below 2**63."""
 _MAX_LENT = 8
 """So many blocks of one connection may be lent to rounds; further gradients are copied."""
 _LOOK_FOR_ROOM_SECONDS = 0.05
@@ -145,17 +143,8 @@ def _wait_for_room(link: Link, hosted: HostedRound, handle: Handle, num_bytes: i
 
 
 def _apply(link: Link, message: m.Apply) -> m.Judged:
-    receipt = _judge(link, message)
-    first = None if receipt.first_status is None else STATUSES.index(receipt.first_status)
-    return m.Judged(
-        STATUSES.index(receipt.status),
-        receipt.step,
-        receipt.lag,
-        receipt.num_accumulated,
-        first,
-        link.blocks.freed(),
-        link.blocks.reclaimed(),
-    )
+    receipt = _judge(link, message)  # what it read has died by now
+    return to_judged(receipt, link.blocks.freed(), link.blocks.reclaimed())
 
 
 def _judge(link: Link, message: m.Apply) -> ApplyReceipt:
@@ -172,16 +161,30 @@ def _judge(link: Link, message: m.Apply) -> ApplyReceipt:
         lend = memory.nbytes >= _LEND_FROM_BYTES and link.blocks.num_in_use <= _MAX_LENT
     else:
         memory, lend = np.frombuffer(message.inline or b"", np.uint8), False
-    gradients = _gradients(hosted, memory, message.parts)
+    terms = Terms(message.local_step, worker, message.sequence, message.weight, lend, message.timeout)
+    arrays = arrays_of(memory, hosted.members, message.parts)
+    if (
+        hosted.is_plain
+        and arrays
+        and options.on_full != "block"
+        and (lend or link.server.max_bytes is None)
+        and (worker is None or link.session.has_joined(hosted, worker))
+    ):  # there is nothing to wait for: check and apply in one go
+        ids = arrays[0].copy()  # from here on the client cannot change them
+        plain: ApplyReceipt | None = hosted.host.apply_plain(handle, ids, arrays[1], terms)
+        if plain is not None:
+            return plain
+    gradients = _gradients(hosted, arrays, message.parts)
     if not lend:
         _wait_for_room(link, hosted, handle, memory.nbytes, Deadline(message.timeout))
     if worker is not None:
         link.session.join(hosted, worker)
-    offer = Offer(gradients, message.local_step, worker, message.sequence, message.weight, lend, message.timeout)
     host: RoundHost = hosted.host
     if options.on_full != "block":
-        return host.apply(handle, offer)
-    receipt: ApplyReceipt = _in_slices(link, message.timeout, lambda deadline: host.apply(handle, offer, deadline))
+        return host.apply(handle, gradients, terms)
+    receipt: ApplyReceipt = _in_slices(
+        link, message.timeout, lambda deadline: host.apply(handle, gradients, terms, deadline)
+    )
     return receipt
 
 
@@ -193,42 +196,33 @@ def _worker(hosted: HostedRound, identity: bytes) -> Worker:
     return worker
 
 
-def _gradients(hosted: HostedRound, memory: Any, parts: tuple[m.Part, ...]) -> list[CheckedSparse | CheckedDense]:
+def _gradients(hosted: HostedRound, views: list[Any], parts: tuple[m.Part, ...]) -> list[CheckedSparse | CheckedDense]:
     """Return a gradient, checked as if it had been offered in this process."""
-    arrays = iter(arrays_of(memory, hosted.members, parts))
+    arrays = iter(views)
     gradients: list[CheckedSparse | CheckedDense] = []
     gradient: CheckedSparse | CheckedDense
     for name, spec, part in zip(hosted.names, hosted.members, parts, strict=True):
         where = f"{name}: " if name else ""
         late = late_error_of(part)
-        empty = np.empty(0, spec.dtype)
         if isinstance(spec, SparseSpec):
-            no_ids = np.empty(0, np.int64)
-            if part.shape is None:
-                gradient = CheckedSparse(no_ids, empty, None, borrowed=False)
-            elif late is not None:
-                gradient = CheckedSparse(no_ids, empty, part.shape, False, late)
+            if part.shape is None or late is not None:
+                gradient = empty_sparse(spec)._replace(row_shape=part.shape, late_error=late)
             else:
-                gradient = _sparse(spec, where, next(arrays), next(arrays), part.shape)
+                gradient = _sparse(spec, where, next(arrays), next(arrays))
         elif part.shape is None:
             gradient = CheckedDense(None)
         elif late is not None:
-            gradient = CheckedDense(np.broadcast_to(empty.dtype.type(0), part.shape), False, late)
+            gradient = CheckedDense(np.broadcast_to(spec.dtype.type(0), part.shape), False, late)
         else:
             gradient = check_dense(spec, where, next(arrays))
         gradients.append(gradient)
     return gradients
 
 
-def _sparse(spec: SparseSpec, where: str, indices: Any, values: Any, row_shape: tuple[int, ...]) -> CheckedSparse:
-    """Check a sparse gradient. The client has done so; an honest one gets through the first lines."""
+def _sparse(spec: SparseSpec, where: str, indices: Any, values: Any) -> CheckedSparse:
+    """Check a sparse gradient. The client has done so; an honest one goes the short way."""
     ids = indices.copy()  # from here on the client cannot change them
-    declared = spec.shape
-    rows = declared[0] if declared else None
-    in_range = not len(ids) or np.maximum.reduce(ids.view(np.uint64)) < (2**63 if rows is None else rows)
-    if in_range and (not declared or declared[1:] == row_shape) and values.size and values.size < _SURELY_FITS:
-        return CheckedSparse(ids, values, row_shape, borrowed=True)
-    return check_sparse(spec, where, ids, values)[0]
+    return plain_sparse(spec, ids, values) or check_sparse(spec, where, ids, values)[0]
 
 
 # Takes

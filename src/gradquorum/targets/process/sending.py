@@ -10,23 +10,22 @@ from numpy.typing import NDArray
 
 from gradquorum.engine import ReducerSpec, get_engine
 from gradquorum.errors import no_memory
-from gradquorum.receipts import ApplyReceipt, ApplyStatus
+from gradquorum.receipts import ApplyReceipt
 from gradquorum.specs import RoundSpec, SparseSpec
-from gradquorum.targets.interface import Offer
+from gradquorum.targets.interface import Terms
 from gradquorum.targets.process import messages as m
 from gradquorum.targets.process.channel import BrokenChannel
 from gradquorum.targets.process.client import Client
 from gradquorum.targets.process.connection import Connection
 from gradquorum.targets.process.failures import to_error
 from gradquorum.targets.process.parts import gradient_parts, write
-from gradquorum.validation import CheckedDense, CheckedSparse
+from gradquorum.targets.process.receipts import to_receipt
+from gradquorum.validation import CheckedDense, CheckedGradient, CheckedSparse
 
 __all__ = ["Sender"]
 
 INLINE_BYTES = 1 << 12
 """Up to here a gradient travels within the message."""
-_STATUSES = tuple(ApplyStatus)
-_MAX_SPARE = 4096
 
 
 class Sender:
@@ -45,7 +44,7 @@ class Sender:
             for member, reducer in zip(self._members, spec.reducer_specs(), strict=True)
         ]
 
-    def apply(self, offer: Offer) -> ApplyReceipt:
+    def apply(self, gradients: CheckedGradient, terms: Terms) -> ApplyReceipt:
         """Offer a gradient. Nothing is lent: the caller may write to its arrays at once.
 
         Raises:
@@ -53,13 +52,13 @@ class Sender:
             UnavailableError: the server is gone.
         """
         try:
-            gradients = [self._merged(*one) for one in zip(self._reducers, offer.gradients, strict=True)]
+            gradients = [self._merged(*one) for one in zip(self._reducers, gradients, strict=True)]
         except MemoryError as error:
             raise no_memory(error) from error
         parts, arrays, num_bytes = gradient_parts(gradients)
         connection = self._client.check_out()
         try:
-            reply = self._exchange(connection, offer, parts, num_bytes, arrays)
+            reply = self._exchange(connection, terms, parts, num_bytes, arrays)
         except BaseException as error:
             connection.channel.close()
             if isinstance(error, BrokenChannel):
@@ -68,8 +67,7 @@ class Sender:
         self._client.check_in(connection)
         if type(reply) is m.Failure:
             raise to_error(reply)
-        first = None if reply.first_status is None else _STATUSES[reply.first_status]
-        return ApplyReceipt(_STATUSES[reply.status], reply.step, reply.lag, reply.num_accumulated, first_status=first)
+        return to_receipt(reply)
 
     def _merged(self, reducer: Any, gradient: CheckedSparse | CheckedDense) -> CheckedSparse | CheckedDense:
         """Return a gradient with its ids ascending and each once, so that the server can lend it to the round."""
@@ -85,7 +83,7 @@ class Sender:
     def _exchange(
         self,
         connection: Connection,
-        offer: Offer,
+        terms: Terms,
         parts: tuple[m.Part, ...],
         num_bytes: int,
         arrays: Sequence[NDArray[Any]],
@@ -93,7 +91,7 @@ class Sender:
         block: int | None = None
         inline: bytearray | None = None
         if num_bytes > INLINE_BYTES:
-            block = self.block(connection, num_bytes, offer.timeout)
+            block = self.block(connection, num_bytes, terms.timeout)
             if isinstance(block, m.Failure):
                 return block
             write(connection.free[block], arrays)
@@ -101,17 +99,17 @@ class Sender:
         elif num_bytes:
             inline = bytearray(num_bytes)
             write(np.frombuffer(inline, np.uint8), arrays)
-        worker = None if offer.worker is None else m.to_worker(offer.worker)
+        worker = None if terms.worker is None else m.to_worker(terms.worker)
         message = m.Apply(
             self._handle,
             block,
             None if inline is None else bytes(inline),
             parts,
-            offer.local_step,
+            terms.local_step,
             worker,
-            offer.sequence,
-            offer.weight,
-            offer.timeout,
+            terms.sequence,
+            terms.weight,
+            terms.timeout,
         )
         reply = self._client.exchange(connection, message, outcome_known=False)
         if type(reply) is m.Judged:
@@ -125,7 +123,7 @@ class Sender:
         if large:
             return min(large, key=lambda number: len(free[number]))
         # Blocks that are too small are given back: the gradients of a worker are of about one size.
-        spare = tuple(list(free)[:_MAX_SPARE])
+        spare = tuple(list(free)[: m.MAX_IDS])
         reply = self._client.exchange(connection, m.Lend(self._handle, _rounded(num_bytes), timeout, spare))
         for number in spare:
             del free[number]

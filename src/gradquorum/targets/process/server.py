@@ -96,8 +96,6 @@ class Server:
     ) -> None:
         if sys.platform != "linux":
             raise GradQuorumError(f"several processes need Linux, and this is {sys.platform}; use the local target")
-        if authkey is not None and (not isinstance(authkey, bytes) or not authkey):
-            raise InvalidArgumentError("authkey: expected bytes, at least one, or None")
         if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
             raise InvalidArgumentError(f"max_bytes: expected 1 or more, or None; got {max_bytes!r}")
         if checkpoint is not None and not isinstance(checkpoint, (str, os.PathLike)):
@@ -112,12 +110,13 @@ class Server:
         self.rounds = Rounds(self._checkpoints)
         self.memory = SharedMemory()
         self.max_bytes = max_bytes
+        self._place = Address(address, authkey)
+        self._ended = threading.Event()
         self._lock = threading.Lock()
         self._links: set[Link] = set()
-        """Guarded by _lock, like all that follows."""
+        """Guarded by _lock, as the next two are."""
         self._sessions: dict[bytes, Session] = {}
         self._closing = False
-        self._ended = threading.Event()
         try:
             self._place = Address(address, authkey)
         except BaseException:
@@ -155,6 +154,13 @@ class Server:
             shared_name: None makes a name that nobody else has.
             dense: make a `ConditionalAccumulator`.
             options: of the class.
+
+        Returns:
+            A `SparseConditionalAccumulator`, or with `dense` a `ConditionalAccumulator`.
+
+        Raises:
+            InvalidArgumentError: what the class refuses, or the round of that name was made from another spec.
+            ClosedError: the server has been closed.
         """
         from gradquorum.accumulators import ConditionalAccumulator, SparseConditionalAccumulator
 
@@ -162,7 +168,7 @@ class Server:
         return kind(dtype, shape, shared_name, target=self, **options)
 
     def group(self, members: Mapping[str, Any], shared_name: str | None = None, **options: Any) -> AccumulatorGroup:
-        """Return a group on a round of this server, for this process, as `accumulator` does."""
+        """Return a group on a round of this server, as `accumulator` does: `members` and options are of the class."""
         from gradquorum.groups import AccumulatorGroup
 
         return AccumulatorGroup(members, shared_name, target=self, **options)

@@ -58,6 +58,10 @@ class Session:
         if found is not None:
             self._rounds.close(*found)
 
+    def has_joined(self, hosted: HostedRound, worker: Worker) -> bool:
+        """Return whether a worker is live as long as this session."""
+        return (hosted, worker) in self._leases
+
     def join(self, hosted: HostedRound, worker: Worker) -> None:
         """Let a worker be live as long as this session; called before it joins the round."""
         lease = hosted, worker

@@ -17,11 +17,12 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from gradquorum.errors import InvalidArgumentError, ResourceExhaustedError
+from gradquorum.memory_file import map_private
 from gradquorum.targets.process import messages as m
 from gradquorum.targets.process.channel import BrokenChannel
 from gradquorum.targets.process.client import Client
 from gradquorum.targets.process.failures import to_error
-from gradquorum.targets.process.memory import SharedMemory, as_bytes, map_private
+from gradquorum.targets.process.memory import SharedMemory, as_bytes
 from gradquorum.targets.process.sending import Sender
 
 __all__ = ["pack", "receive_state", "send_state", "unpack"]

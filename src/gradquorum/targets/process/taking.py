@@ -23,7 +23,7 @@ from gradquorum.targets.process.messages import (
     encode,
     to_worker,
 )
-from gradquorum.targets.process.parts import num_bytes_of, result_arrays, write
+from gradquorum.targets.process.parts import result_parts, write
 from gradquorum.waiters import Deadline, Handle, Ticket
 
 __all__ = ["INLINE_BYTES", "Taking"]
@@ -105,13 +105,12 @@ class Taking:
         return False
 
     def _reply(self, hosted: HostedRound, merged: Merged) -> tuple[Taken, int | None]:
-        parts, arrays = result_arrays(hosted.members, merged.members)
-        num_bytes = num_bytes_of(hosted.members, parts, counts=True)
+        parts, arrays, num_bytes = result_parts(hosted.members, merged.members)
         inline: bytearray | None = None
         descriptor: int | None = None
         if num_bytes <= INLINE_BYTES:
             inline = bytearray(num_bytes)
-            write(as_bytes(inline), arrays) if num_bytes else None
+            write(as_bytes(inline), arrays)
         else:
             mapping, descriptor = self._memory.make(num_bytes)
             write(as_bytes(mapping), arrays)

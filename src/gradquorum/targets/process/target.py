@@ -17,21 +17,23 @@ from numpy.typing import NDArray
 
 from gradquorum.arrivals import ArrivalReport, QuorumFigures
 from gradquorum.errors import ClosedError, GradQuorumError, UnavailableError
+from gradquorum.memory_file import map_private
 from gradquorum.receipts import ApplyReceipt
-from gradquorum.specs import RoundSpec, SparseSpec
+from gradquorum.specs import DenseSpec, RoundSpec, SparseSpec
 from gradquorum.targets import local
-from gradquorum.targets.interface import AbstractTarget, Merged, Offer
+from gradquorum.targets.interface import AbstractTarget, Merged, Terms
 from gradquorum.targets.process import messages as m
 from gradquorum.targets.process.channel import BrokenChannel
 from gradquorum.targets.process.client import Client, client_of
 from gradquorum.targets.process.connection import Connection
 from gradquorum.targets.process.failures import to_error
-from gradquorum.targets.process.memory import as_bytes, map_private
+from gradquorum.targets.process.memory import as_bytes
 from gradquorum.targets.process.parts import arrays_of
 from gradquorum.targets.process.sending import Sender
 from gradquorum.targets.process.specs import from_spec, to_spec
 from gradquorum.targets.process.states import receive_state, send_state
 from gradquorum.targets.process.waiting import FutureTake, Handover, WaitingTake
+from gradquorum.validation import CheckedGradient, plain_sparse
 
 __all__ = ["ProcessTarget", "open_remote"]
 
@@ -77,9 +79,6 @@ class ProcessTarget(AbstractTarget):
         self._sender = Sender(client, handle, spec)
         weakref.finalize(self, client.dropped.append, handle).atexit = False
 
-    def _call(self, message: Any) -> Any:
-        return self._client.call(message)
-
     def _check_open(self) -> None:
         self._client.check()
         if self._closed:
@@ -87,9 +86,18 @@ class ProcessTarget(AbstractTarget):
 
     # Applies
 
-    def apply(self, offer: Offer) -> ApplyReceipt:
+    def apply(self, gradients: CheckedGradient, terms: Terms) -> ApplyReceipt:
         self._check_open()
-        return self._sender.apply(offer)
+        return self._sender.apply(gradients, terms)
+
+    def apply_plain(self, indices: Any, values: Any, terms: Terms) -> ApplyReceipt | None:
+        if self._closed or self._client.ended:
+            return None  # `apply` says why not
+        member = self._members[0]
+        if len(self._members) > 1 or isinstance(member, DenseSpec):
+            return None
+        gradient = plain_sparse(member, indices, values)
+        return None if gradient is None else self._sender.apply((gradient,), terms)
 
     # Takes. A round is delivered when the server hears that it arrived. An exception after that, until the result
     # is returned, leads to `retract`: the server keeps the round for the next take after all.
@@ -139,7 +147,7 @@ class ProcessTarget(AbstractTarget):
 
     def _log_waiting(self, num_required: int, since: float) -> None:
         with contextlib.suppress(Exception):  # neither a handler of the user's nor the server may end the take
-            figures = self._call(m.Ask(self._handle, "figures"))
+            figures = self._client.call(m.Ask(self._handle, "figures"))
             _logger.warning(
                 "take_grad has waited %.0f s: have %d, need %d at step %d; %d dropped as stale since the round began",
                 time.monotonic() - since,
@@ -172,25 +180,13 @@ class ProcessTarget(AbstractTarget):
     def submit_take(
         self, num_required: int, timeout: float | None, exact: bool, build: Callable[[Merged], T]
     ) -> concurrent.futures.Future[T]:
-        connection = self._queue(num_required, timeout, exact)
         future: FutureTake[T] = FutureTake()
 
-        def on_reply(connection: Connection, reply: Any) -> None:
-            if type(reply) is m.Taken:
-                result = build(self._merged(connection, reply))
-                self._acknowledge(connection)
-                future.set_result(result)
-            else:
-                self._client.check_in(connection)
-                future.set_exception(to_error(reply))
+        def on_result(connection: Connection, result: T) -> None:
+            self._acknowledge(connection)
+            future.set_result(result)
 
-        job: WaitingTake[T] = WaitingTake(
-            self._client,
-            connection,
-            functools.partial(self._receive, num_required=num_required),
-            on_reply,
-            future.set_exception,
-        )
+        job = self._waiting_take(num_required, timeout, exact, build, on_result, future.set_exception)
         future.withdraw = job.withdraw
         job.start()
         return future
@@ -200,28 +196,12 @@ class ProcessTarget(AbstractTarget):
     ) -> T:
         import asyncio
 
-        connection = self._queue(num_required, timeout, exact)
         loop = asyncio.get_running_loop()
         arrived: asyncio.Future[tuple[Connection, T]] = loop.create_future()
-        handover: Handover[T] = Handover(loop, arrived)
-        self._client.handovers.add(handover)
-
-        def on_reply(connection: Connection, reply: Any) -> None:
-            if type(reply) is m.Taken:
-                handover.offer(connection, build(self._merged(connection, reply)))
-                self._client.check_in(connection)
-            else:
-                self._client.check_in(connection)
-                handover.fail(to_error(reply))
-
-        job: WaitingTake[T] = WaitingTake(
-            self._client,
-            connection,
-            functools.partial(self._receive, num_required=num_required),
-            on_reply,
-            handover.fail,
-        )
+        handover: Handover[T] = Handover(self._client, loop, arrived)
+        job = self._waiting_take(num_required, timeout, exact, build, handover.offer, handover.fail)
         handover.job = job
+        self._client.handovers.add(handover)
         try:
             job.start()
             connection, result = await arrived
@@ -234,6 +214,31 @@ class ProcessTarget(AbstractTarget):
             raise
         finally:
             self._client.handovers.discard(handover)
+
+    def _waiting_take(
+        self,
+        num_required: int,
+        timeout: float | None,
+        exact: bool,
+        build: Callable[[Merged], T],
+        on_result: Callable[[Connection, T], None],
+        on_error: Callable[[BaseException], None],
+    ) -> WaitingTake[T]:
+        """Return a take that is in the queue and waits in a thread, once that is started.
+
+        `on_result` gives the connection back. Both are called in that thread.
+        """
+
+        def on_reply(connection: Connection, reply: Any) -> None:
+            if type(reply) is m.Taken:
+                on_result(connection, build(self._merged(connection, reply)))
+            else:
+                self._client.check_in(connection)
+                on_error(to_error(reply))
+
+        connection = self._queue(num_required, timeout, exact)
+        wait = functools.partial(self._receive, num_required=num_required)
+        return WaitingTake(self._client, connection, wait, on_reply, on_error)
 
     def _queue(self, num_required: int, timeout: float | None, exact: bool) -> Connection:
         """Put a take that nobody blocks on in the queue, and return the connection over which it is answered."""
@@ -261,9 +266,13 @@ class ProcessTarget(AbstractTarget):
 
     # All the rest is the round's own
 
-    def _ask(self, what: str) -> int:
-        number: int = self._call(m.Ask(self._handle, what)).value
+    def _number(self, message: Any) -> int:
+        """Make a request that is answered by a number."""
+        number: int = self._client.call(message).value
         return number
+
+    def _ask(self, what: str) -> int:
+        return self._number(m.Ask(self._handle, what))
 
     def num_accumulated(self) -> int:
         return self._ask("num_accumulated")
@@ -273,27 +282,27 @@ class ProcessTarget(AbstractTarget):
         return self._ask("global_step")
 
     def set_global_step(self, step: int) -> int:
-        return int(self._call(m.SetStep(self._handle, step)).value)
+        return self._number(m.SetStep(self._handle, step))
 
     @property
     def published_step(self) -> int:
         return self._ask("published_step")
 
     def publish(self, step: int | None, *, only_raise: bool = False) -> int:
-        return int(self._call(m.Publish(self._handle, step, only_raise)).value)
+        return self._number(m.Publish(self._handle, step, only_raise))
 
     def wait_published(self, step: int, timeout: float | None) -> int:
-        return int(self._call(m.WaitPublished(self._handle, step, timeout)).value)
+        return self._number(m.WaitPublished(self._handle, step, timeout))
 
     def join(self, worker: int | str) -> None:
-        self._call(m.Member(self._handle, "join", m.to_worker(worker)))
+        self._number(m.Member(self._handle, "join", m.to_worker(worker)))
 
     def leave(self, worker: int | str) -> None:
         with contextlib.suppress(UnavailableError, ClosedError):  # then it has left already
-            self._call(m.Member(self._handle, "leave", m.to_worker(worker)))
+            self._number(m.Member(self._handle, "leave", m.to_worker(worker)))
 
     def last_sequence(self, worker: int | str) -> int:
-        return int(self._call(m.Member(self._handle, "last_sequence", m.to_worker(worker))).value)
+        return self._number(m.Member(self._handle, "last_sequence", m.to_worker(worker)))
 
     @property
     def num_workers(self) -> int:
@@ -312,10 +321,10 @@ class ProcessTarget(AbstractTarget):
         return self._ask("discard")
 
     def observe(self, num_rounds: int | None) -> None:
-        self._call(m.Observe(self._handle, num_rounds))
+        self._number(m.Observe(self._handle, num_rounds))
 
     def arrivals(self) -> ArrivalReport:
-        report = self._call(m.Ask(self._handle, "arrivals"))
+        report = self._client.call(m.Ask(self._handle, "arrivals"))
         figures = [
             QuorumFigures(q.num_required, q.num_rounds, q.mean_wait, q.longest_wait, q.mean_dropped)
             for q in report.quorums
@@ -339,7 +348,7 @@ class ProcessTarget(AbstractTarget):
             self._closed = True
             return 0
         try:
-            count = int(self._call(m.Close(self._handle, for_all)).value)
+            count = self._number(m.Close(self._handle, for_all))
         except (UnavailableError, ClosedError):
             count = 0
         self._closed = True

@@ -133,7 +133,8 @@ class Handover(Generic[T]):
     The thread waits until the coroutine has accepted or refused it, or can do neither because its loop is closed.
     """
 
-    def __init__(self, loop: Any, arrived: Any) -> None:
+    def __init__(self, client: Client, loop: Any, arrived: Any) -> None:
+        self._client = client
         self._loop = loop
         self._arrived = arrived
         self._decided = Gate()
@@ -141,10 +142,10 @@ class Handover(Generic[T]):
         self.job: WaitingTake[T] | None = None
 
     def offer(self, connection: Connection, result: T) -> None:
-        """Hand the result over. In the take's thread.
+        """Hand the result over, then give the connection back. In the take's thread.
 
         Raises:
-            BrokenChannel: the coroutine did not accept it.
+            BrokenChannel: the coroutine did not accept it. The connection is the caller's still.
         """
         self._resolve((connection, result), None)
         del result
@@ -153,6 +154,7 @@ class Handover(Generic[T]):
                 break
         if not self._accepted:
             raise BrokenChannel("nobody waits for the round any more")
+        self._client.check_in(connection)
 
     def fail(self, error: BaseException) -> None:
         """Hand an error over. In the take's thread."""
@@ -160,7 +162,7 @@ class Handover(Generic[T]):
 
     def _resolve(self, result: Any, error: BaseException | None) -> None:
         try:
-            self._loop.call_soon_threadsafe(_resolve, self._arrived, result, error)
+            self._loop.call_soon_threadsafe(_set_outcome, self._arrived, result, error)
         except RuntimeError:  # the loop is closed: nobody waits any more
             self._decided.set()
 
@@ -183,7 +185,7 @@ class Handover(Generic[T]):
         self._decided.set()
 
 
-def _resolve(arrived: Any, result: Any, error: BaseException | None) -> None:
+def _set_outcome(arrived: Any, result: Any, error: BaseException | None) -> None:
     if arrived.done():  # cancelled
         return
     if error is None:
