@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from gradquorum.membership import Worker
-from gradquorum.records import Contribution, Forms, check_forms, conflict, either
+from gradquorum.records import Contribution, Forms, conflict, either
 
-__all__ = ["Deferred", "Placement", "gathered", "num_deferred", "with_one_more"]
+__all__ = ["Deferred", "Placement"]
 
 
 class Placement(NamedTuple):
@@ -20,29 +21,30 @@ class Placement(NamedTuple):
     """In the log."""
     num_bytes: int
     """Of the log."""
-    waiting: Deferred | None
+    waiting: Deferred
     """Those that this round has no place for."""
     waiting_bytes: int
 
 
-class Deferred(NamedTuple):
-    """The late gradients that a round keeps for the next one, in order of arrival. Immutable."""
+class Deferred:
+    """The late gradients that a round keeps for the next one. Guarded by the round's lock, as all that is in a round.
 
-    contributions: tuple[Contribution, ...]
-    forms: Forms
-    num_bytes: int
+    Attributes:
+        contributions: in order of arrival.
+        forms: the row shapes, on which they agree.
+        by_worker: how many each named worker has here.
+    """
 
-    def of(self, worker: Worker | None) -> int:
-        """Return how many a worker has here."""
-        return sum(contribution.worker == worker for contribution in self.contributions)
+    __slots__ = ("by_worker", "contributions", "forms")
 
-    def by_worker(self) -> dict[Worker, int]:
-        """Return how many each named worker has here."""
-        counts: dict[Worker, int] = {}
+    def __init__(self, contributions: Sequence[Contribution], no_forms: Forms) -> None:
+        self.contributions = list(contributions)
+        self.forms = no_forms
+        self.by_worker: dict[Worker, int] = {}
         for contribution in self.contributions:
+            self.forms = either(self.forms, contribution.forms)
             if contribution.worker is not None:
-                counts[contribution.worker] = counts.get(contribution.worker, 0) + 1
-        return counts
+                self.by_worker[contribution.worker] = self.by_worker.get(contribution.worker, 0) + 1
 
     def placed(
         self, log: list[Contribution], forms: Forms, accepted: dict[Worker, int], max_per_worker: int | None
@@ -53,6 +55,7 @@ class Deferred(NamedTuple):
         """
         log, accepted = list(log), dict(accepted)
         waiting: list[Contribution] = []
+        no_forms: Forms = (None,) * len(forms)
         for contribution in self.contributions:
             worker = contribution.worker
             count = 0 if worker is None else accepted.get(worker, 0)
@@ -64,35 +67,5 @@ class Deferred(NamedTuple):
             forms = either(forms, contribution.forms)
             if worker is not None:
                 accepted[worker] = count + 1
-        num_bytes = sum(contribution.num_bytes for contribution in log)
-        later = gathered(tuple(waiting)) if waiting else None
-        return Placement(log, forms, accepted, len(log), num_bytes, later, 0 if later is None else later.num_bytes)
-
-
-def with_one_more(deferred: Deferred | None, contribution: Contribution) -> Deferred:
-    """Return what waits with one gradient more.
-
-    Raises:
-        FormConflict: its row shape differs from that of the others.
-    """
-    if deferred is None:
-        return gathered((contribution,))
-    check_forms(deferred.forms, contribution.forms)
-    return Deferred(
-        (*deferred.contributions, contribution),
-        either(deferred.forms, contribution.forms),
-        deferred.num_bytes + contribution.num_bytes,
-    )
-
-
-def gathered(contributions: tuple[Contribution, ...]) -> Deferred:
-    """Return what waits; there is at least one gradient, and their forms agree."""
-    forms = contributions[0].forms
-    for contribution in contributions:
-        forms = either(forms, contribution.forms)
-    return Deferred(contributions, forms, sum(contribution.num_bytes for contribution in contributions))
-
-
-def num_deferred(deferred: Deferred | None) -> int:
-    """Return how many gradients wait."""
-    return 0 if deferred is None else len(deferred.contributions)
+        num_bytes, waiting_bytes = (sum(contribution.num_bytes for contribution in them) for them in (log, waiting))
+        return Placement(log, forms, accepted, len(log), num_bytes, Deferred(waiting, no_forms), waiting_bytes)

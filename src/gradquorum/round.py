@@ -13,7 +13,7 @@ from __future__ import annotations
 import weakref
 
 from gradquorum.arrivals import Arrivals
-from gradquorum.deferred import Deferred, gathered, num_deferred, with_one_more
+from gradquorum.deferred import Deferred
 from gradquorum.errors import InvalidArgumentError
 from gradquorum.marks import NO_MARKS
 from gradquorum.membership import Worker
@@ -117,10 +117,14 @@ class Round(Takes):
                 if self._weighs and lag != contribution.lag:
                     raise LagConflict(lag)
                 if lag and (lag > self._staleness.max_lag or contribution.vanishes):
-                    judged = self._judge_late(contribution)
-                    if judged is None:
+                    forms = self._deferred.forms
+                    late = self._judge_late(contribution)
+                    if late is None:
                         return None
-                    status, deferred = judged
+                    status = late
+                    if status is ApplyStatus.DEFERRED:
+                        forms = either(forms, contribution.forms)
+                        accepted = 0 if worker is None else self._deferred.by_worker.get(worker, 0)
                 else:
                     if not self._log:
                         forms = contribution.forms
@@ -156,7 +160,10 @@ class Round(Takes):
             elif status is ApplyStatus.STALE:
                 self._num_stale += 1
             elif status is ApplyStatus.DEFERRED:
-                self._deferred = deferred
+                self._deferred.contributions += added
+                self._deferred.forms = forms
+                if worker is not None:
+                    self._deferred.by_worker[worker] = accepted + 1
                 self.budget.deferred_bytes += contribution.num_bytes
             count = self._count
             if self.arrivals is not None and status in _ARRIVED:
@@ -166,26 +173,24 @@ class Round(Takes):
         borrower = weakref.ref(contribution) if contribution.lent and status in _KEPT else None
         return ApplyReceipt(status, step, lag, count, None, borrower)
 
-    def _judge_late(self, contribution: Contribution) -> tuple[ApplyStatus, Deferred | None] | None:
+    def _judge_late(self, contribution: Contribution) -> ApplyStatus | None:
         """Judge a gradient that comes too late for the open round; None if there is no memory to keep it."""
-        deferred, worker = self._deferred, contribution.worker
         if not self._staleness.defers:
-            return ApplyStatus.STALE, deferred
-        after = with_one_more(deferred, contribution)
+            return ApplyStatus.STALE
+        check_forms(self._deferred.forms, contribution.forms)
         if not contribution.finite:
-            return ApplyStatus.SKIPPED, deferred
-        if self._max_per_worker is not None and deferred is not None and deferred.of(worker) >= self._max_per_worker:
-            return ApplyStatus.REFUSED, deferred
-        if not self.budget.has_room(contribution.num_bytes):
-            return None
-        return ApplyStatus.DEFERRED, after
+            return ApplyStatus.SKIPPED
+        most, worker = self._max_per_worker, contribution.worker
+        if most is not None and worker is not None and self._deferred.by_worker.get(worker, 0) >= most:
+            return ApplyStatus.REFUSED
+        return ApplyStatus.DEFERRED if self.budget.has_room(contribution.num_bytes) else None
 
     def forms_for(self, local_step: int | None) -> Forms:
         """Return the row shapes that a gradient of that step has to match."""
         with self._lock:
             if local_step is None or self.step - local_step <= self._staleness.max_lag:
                 return self._forms
-            return self._no_forms if self._deferred is None else self._deferred.forms
+            return self._deferred.forms
 
     def lag_of(self, local_step: int | None) -> int:
         """Return how late a gradient of that step is at this moment."""
@@ -334,7 +339,7 @@ class Round(Takes):
         """The late gradients that wait for the next round."""
         with self._lock:
             self._settle()
-            return num_deferred(self._deferred)
+            return len(self._deferred.contributions)
 
     def observe(self, handle: Handle, num_rounds: int | None) -> None:
         """Record the arrival times of so many rounds from now on, anew; None for none."""
@@ -357,7 +362,7 @@ class Round(Takes):
             self._settle()
             self._check_open(handle)
             while True:
-                version, waiting = self._version, self._deferred
+                version = self._version
                 snapshot = Snapshot(
                     self.step,
                     self.publication.step,
@@ -366,7 +371,7 @@ class Round(Takes):
                     self._count,
                     self._forms,
                     dict(self._accepted),
-                    () if waiting is None else waiting.contributions,
+                    tuple(self._deferred.contributions),
                     sorted([*self._undelivered, *self._in_flight.values()], key=_serial_of),
                     dict(self._marks),
                     self._membership.all,
@@ -383,14 +388,15 @@ class Round(Takes):
         """
         log_bytes = sum(contribution.num_bytes for contribution in snapshot.log)
         detached_bytes = sum(batch.num_bytes for batch in snapshot.undelivered)
-        deferred = gathered(snapshot.deferred) if snapshot.deferred else None
+        deferred = Deferred(snapshot.deferred, self._no_forms)
+        deferred_bytes = sum(contribution.num_bytes for contribution in snapshot.deferred)
         log, accepted, marks = list(snapshot.log), dict(snapshot.accepted), dict(snapshot.marks)
         with self._lock:
             while True:
                 self._settle()
                 version, serial = self._version, self._serial
                 self._check_open(handle)
-                held = self._count + num_deferred(self._deferred)
+                held = self._count + len(self._deferred.contributions)
                 if held or self._undelivered or self._in_flight:
                     raise InvalidArgumentError(
                         f"load_state_dict: expected a round without gradients, got one with {held} accumulated or "
@@ -408,7 +414,7 @@ class Round(Takes):
             self._log, self._count, self._forms, self._accepted = log, snapshot.num_gradients, snapshot.forms, accepted
             self._deferred, self._undelivered, self._marks, self._serial = deferred, undelivered, marks, after
             self.budget.log_bytes, self.budget.detached_bytes = log_bytes, detached_bytes
-            self.budget.deferred_bytes = 0 if deferred is None else deferred.num_bytes
+            self.budget.deferred_bytes = deferred_bytes
             self.compact_above_bytes = self._compact_from_bytes
             self._membership.replace(snapshot.members)
             self.publication.publish(snapshot.published_step)
@@ -429,17 +435,18 @@ class Round(Takes):
     def _clear(self) -> tuple[int, object]:
         """Empty the open round and what waits for the next; return how many gradients that were, and they."""
         count, log, deferred = self._count, self._log, self._deferred
+        none_deferred = Deferred((), self._no_forms)
         # Commit.
         self._version += 1
         self._log = []
         self._count = self.budget.log_bytes = self.budget.deferred_bytes = 0
         self._forms = self._no_forms
         self._accepted = {}
-        self._deferred = None
+        self._deferred = none_deferred
         self._serial += 1
         self.compact_above_bytes = self._compact_from_bytes
         self.budget.look_again()
-        return count + num_deferred(deferred), (log, deferred)
+        return count + len(deferred.contributions), (log, deferred)
 
 
 def _serial_of(batch: Batch) -> int:

@@ -20,7 +20,7 @@ from collections.abc import Collection
 
 from gradquorum.arrivals import Arrivals
 from gradquorum.budget import Budget
-from gradquorum.deferred import Deferred, num_deferred
+from gradquorum.deferred import Deferred
 from gradquorum.errors import ClosedError, DeadlineExceededError, InvalidArgumentError, UnavailableError
 from gradquorum.marks import Marks
 from gradquorum.membership import Membership, Worker
@@ -76,7 +76,7 @@ class Takes:
         self._accepted: dict[Worker, int] = {}
         """Gradients of each named worker."""
         self._num_stale = 0
-        self._deferred: Deferred | None = None
+        self._deferred = Deferred((), self._no_forms)
         """Late gradients that wait for the next round."""
         self._serial = 0
         """Counts the rounds that were detached or discarded."""
@@ -155,7 +155,7 @@ class Takes:
             self._serve()
 
     def _deferred_in_words(self) -> str:
-        waiting = num_deferred(self._deferred)
+        waiting = len(self._deferred.contributions)
         return f", {waiting} deferred to the next one" if waiting else ""
 
     def withdraw(self, ticket: Ticket) -> bool:
@@ -270,7 +270,7 @@ class Takes:
                     accepted[contribution.worker] = accepted.get(contribution.worker, 0) + 1
         batch = Batch(taken, self._forms, self._count - count, num_bytes, self.step, self._serial, workers)
         placed = None
-        if self._deferred is not None:
+        if self._deferred.contributions:
             placed = self._deferred.placed(rest, forms, accepted, self._max_per_worker)
         if version != self._version:
             return  # `_serve` looks again
@@ -297,15 +297,15 @@ class Takes:
     def _end_hopeless(self) -> bool:
         """End the takes that the live workers cannot satisfy; True if there were any."""
         ended = False
-        waiting = self._deferred
-        fresh = self._membership.capacity({} if waiting is None else waiting.by_worker())
+        num_deferred = len(self._deferred.contributions)
+        fresh = self._membership.capacity(self._deferred.by_worker)
         now = self._membership.capacity(self._accepted)
         if fresh is None or now is None:
             return False
         for ticket in list(self._queue):
             is_head = bool(self._queue) and self._queue[0] is ticket
             # One further back will be the head of this round if those before it end, else of a later one.
-            possible = self._count + now if is_head else max(self._count + now, fresh + num_deferred(waiting))
+            possible = self._count + now if is_head else max(self._count + now, fresh + num_deferred)
             if ticket.num_required <= possible:
                 continue
             live, left = self._membership.num_live, self._membership.left

@@ -438,6 +438,21 @@ def test_save_from_time_to_time_that_fails_is_in_the_log_and_tried_again(folder,
         wait_until(lambda: files(folder) == ["emb.safetensors"], "a file")
 
 
+def test_last_save_that_fails_is_raised_by_close_which_closes_all_the_same(folder, monkeypatch):
+    server = gq.Server(checkpoint=folder, checkpoint_every=LATE)
+    acc = sparse(server)
+    accept(acc, [0], [1.0])
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "write_checkpoint", fail)
+        with pytest.raises(gq.GradQuorumError, match=r"'emb' could not be saved.*No space left"):
+            server.close()
+    assert server.close() == 0
+    with pytest.raises((gq.ClosedError, gq.UnavailableError)):
+        acc.num_accumulated()
+    with serving(folder):  # nobody has the folder any more
+        pass
+
+
 def test_missing_safetensors_is_said_at_once(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(gq.GradQuorumError, match=r"gradquorum\[checkpoint\]"):
@@ -468,6 +483,19 @@ def test_command_keeps_rounds(tmp_path, how):
             process.send_signal(how)
             output, _ = process.communicate(timeout=TIMEOUT)
         assert process.returncode == (0 if how == signal.SIGTERM else -signal.SIGKILL), output
+
+
+def test_command_whose_last_save_fails_says_so_and_ends_with_1(tmp_path):
+    process = start_command(tmp_path / "server", "--checkpoint", str(tmp_path / "kept"))
+    try:
+        acc = gq.SparseConditionalAccumulator("float32", (10, 1), "emb", target=tmp_path / "server")
+        accept(acc, [0], [1.0])
+        shutil.rmtree(tmp_path / "kept")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 1
+    assert "'emb' could not be saved" in output
 
 
 def test_command_needs_a_folder_to_save_to(tmp_path):

@@ -66,9 +66,12 @@ def serve(
         )
     except GradQuorumError as error:
         raise click.ClickException(str(error)) from None
-    with server:
-        click.echo(f"gradquorum serve: listening at {server.address}")
-        _wait(stopped)
+    try:
+        with server:
+            click.echo(f"gradquorum serve: listening at {server.address}")
+            _wait(stopped)
+    except GradQuorumError as error:  # what a client waits for is answered to that client
+        raise click.ClickException(str(error)) from None
     click.echo("gradquorum serve: closed")
 
 

@@ -198,17 +198,27 @@ class Rounds:
         """The rounds that takes are about to deliver."""
         return sum(hosted.round.num_in_flight for hosted in self.all())
 
-    def discard_all(self) -> int:
-        """Save the rounds that are kept, close all, and return how many gradients that discarded."""
+    def discard_all(self) -> tuple[int, GradQuorumError | None]:
+        """Save the rounds that are kept, and close all.
+
+        Returns:
+            How many gradients of others that discarded, and why a round could not be saved, if that was so.
+        """
         with self._lock:
             rounds = list(self._rounds.values())
             self._rounds.clear()
-        count = 0
+        count, error = 0, None
         for hosted in rounds:
-            is_saved = hosted.try_to_save()
+            try:
+                is_saved = hosted.save()
+            except ClosedError:  # meanwhile: nothing is left of it
+                is_saved = False
+            except GradQuorumError as reason:
+                _logger.error("%s", reason)
+                is_saved, error = False, error or reason
             discarded = hosted.round.close(hosted.keeper, for_all=True)
             count += 0 if is_saved else discarded
-        return count
+        return count, error
 
 
 class HostedTarget(LocalTarget):

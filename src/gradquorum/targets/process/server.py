@@ -110,7 +110,6 @@ class Server:
         self.rounds = Rounds(self._checkpoints)
         self.memory = SharedMemory()
         self.max_bytes = max_bytes
-        self._place = Address(address, authkey)
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._links: set[Link] = set()
@@ -181,6 +180,9 @@ class Server:
 
         Returns:
             How many accepted, not delivered gradients of other rounds that discarded.
+
+        Raises:
+            GradQuorumError: a round could not be saved: its file is as it was. All is closed nevertheless.
         """
         with self._lock:
             if self._closing:
@@ -201,11 +203,13 @@ class Server:
             link.thread.join(1.0)
         while self.rounds.num_in_flight and time.monotonic() < deadline:  # to threads of this process
             time.sleep(_QUIET_SECONDS)
-        count = self.rounds.discard_all()
+        count, error = self.rounds.discard_all()
         self._ended.set()
         self._end_checkpoints()
         with contextlib.suppress(AttributeError):
             self._finalizer.cancel()
+        if error is not None:
+            raise error
         return count
 
     def __enter__(self) -> Self:
