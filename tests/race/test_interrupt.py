@@ -32,11 +32,13 @@ class Interrupts:
     def __init__(self, seed, longest=3e-4):
         self._random = random.Random(seed)
         self._longest = longest
+        self._goes_on = False
         self.armed = False
         self.count = 0
 
     def _again(self):
-        signal.setitimer(signal.ITIMER_REAL, self._random.uniform(1e-6, self._longest))
+        if self._goes_on:  # else the handler of a last alarm would set the next, which nobody handles
+            signal.setitimer(signal.ITIMER_REAL, self._random.uniform(1e-6, self._longest))
 
     def _on_alarm(self, signum, frame):
         self._again()
@@ -48,11 +50,12 @@ class Interrupts:
     def __enter__(self):
         self._callbacks, gc.callbacks[:] = list(gc.callbacks), []  # an interrupt in one of them is only printed
         self._before = signal.signal(signal.SIGALRM, self._on_alarm)
+        self._goes_on = True
         self._again()
         return self
 
     def __exit__(self, *exception):
-        self.armed = False
+        self.armed = self._goes_on = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         time.sleep(1e-3)  # what is on its way is ours
         signal.signal(signal.SIGALRM, self._before)
