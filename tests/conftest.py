@@ -19,6 +19,7 @@ from tests.support import TARGETS, available_engines, servers
 MARKERS = {
     "slow": "takes more than a few seconds; runs under --slow, --require-all or -m slow",
     "frameworks": "needs a framework such as torch",
+    "ray": "runs on a Ray cluster that it starts",
 }
 
 settings.register_profile(
@@ -89,8 +90,24 @@ def _is_twin(item):
     )
 
 
+IN_PROCESS = {"round_of", "failing_merges", "GatedMerges", "reducer_class"}
+"""What looks into the process of a round, or cuts off its merges: there is no way to do that to an actor."""
+
+
+def _is_not_for_ray(item):
+    """Whether a test is one of a round on Ray that cannot be, or that differs from another only in its engine."""
+    if not hasattr(item, "callspec") or item.callspec.params.get("target") != "ray":
+        return False
+    return _is_twin(item) or bool(IN_PROCESS & set(item.function.__code__.co_names))
+
+
 def pytest_collection_modifyitems(config, items):
+    items[:] = [item for item in items if not _is_not_for_ray(item)]
     for item in items:
+        if hasattr(item, "callspec") and item.callspec.params.get("target") == "ray":
+            item.add_marker(pytest.mark.ray)
+        if item.get_closest_marker("ray"):
+            item.add_marker(pytest.mark.slow)
         if _is_twin(item):
             item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("timeout") is None and item.get_closest_marker("slow"):
@@ -135,9 +152,31 @@ def server():
         yield server
 
 
+@pytest.fixture(scope="session")
+def ray_cluster():
+    """A Ray cluster of this machine, for all tests of this run."""
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=256 << 20)
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def ray_pool(ray_cluster):
+    """Actors that the tests take turns to use, so that each need not wait for its own to start."""
+    from tests.ray import pool
+
+    ray_cluster.cloudpickle.register_pickle_by_value(pool)  # what Ray starts does not know the tests
+    with pool.Pool(ray_cluster):
+        yield
+
+
 @pytest.fixture(params=TARGETS)
 def target(request):
     """What to give as `target=`."""
+    if request.param == "ray":
+        request.getfixturevalue("ray_pool")
+        return "ray"
     return "local" if request.param == "local" else request.getfixturevalue("server").address
 
 

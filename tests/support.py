@@ -1,6 +1,7 @@
 """Helpers of the tests: threads with deadlines, comparisons, and the few looks behind the public names."""
 
 import contextlib
+import importlib.util
 import sys
 import threading
 import time
@@ -15,6 +16,8 @@ from gradquorum.targets.local import LocalTarget
 
 TARGETS = ["local", "process"] if sys.platform == "linux" else ["local"]
 """Where rounds can live; a further target adds its name here."""
+if importlib.util.find_spec("ray") is not None:
+    TARGETS.append("ray")
 
 servers = {}
 """The servers of this process by address, for the looks behind the public names."""
@@ -98,13 +101,22 @@ def round_of(acc):
     return servers[target.address].rounds._rounds[target.shared_name].round
 
 
+def is_on_ray(acc):
+    """Whether the round of an accumulator is in an actor."""
+    return type(acc._target).__name__ == "RayTarget"
+
+
 def num_waiting(acc):
     """Number of takes that wait in the queue of the accumulator (a look behind the public names)."""
+    if is_on_ray(acc):
+        return acc._target._ask("num_waiting")
     return len(round_of(acc)._queue)
 
 
 def num_blocked(acc):
     """Number of applies that wait for memory (a look behind the public names)."""
+    if is_on_ray(acc):
+        return acc._target._ask("num_blocked")
     return len(round_of(acc).budget._line)
 
 

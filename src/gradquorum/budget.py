@@ -37,6 +37,11 @@ class Budget:
     def _held_bytes(self) -> int:
         return self.log_bytes + self.deferred_bytes + self.detached_bytes
 
+    @property
+    def num_waiting(self) -> int:
+        """The applies that wait for room."""
+        return len(self._line)
+
     def look_again(self) -> None:
         """Wake who waits for room: some was freed, or none can be any more. The caller holds the lock."""
         if self._line:

@@ -126,6 +126,9 @@ class UnavailableError(GradQuorumError, ConnectionError):
         live: workers that are still there, or None.
         needed: gradients that the take asked for, or None.
         left: names of the workers that have left.
+        resend: worker and sequence of the gradients that were accepted and are lost: each may be sent again, and then
+            counts. Only rounds on Ray lose any.
+        num_lost: gradients that were accepted without a sequence and are lost.
     """
 
     _numbers = ("outcome_known", "live", "needed", "left")
@@ -138,12 +141,16 @@ class UnavailableError(GradQuorumError, ConnectionError):
         live: int | None = None,
         needed: int | None = None,
         left: tuple[int | str, ...] = (),
+        resend: tuple[tuple[int | str, int], ...] = (),
+        num_lost: int = 0,
     ) -> None:
         super().__init__(message)
         self.outcome_known = outcome_known
         self.live = live
         self.needed = needed
         self.left = left
+        self.resend = resend
+        self.num_lost = num_lost
 
 
 class StaleGradientWarning(UserWarning):

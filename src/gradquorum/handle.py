@@ -343,7 +343,8 @@ class AbstractAccumulator(Keeping, ABC, Generic[R]):
         from gradquorum.processes import reattach, spawning_key
 
         shared_name = self._target.shared_name  # type: ignore[attr-defined]
-        return reattach, (type(self), self._spec, shared_name, self._name, address, spawning_key(address))
+        key = spawning_key(address) if isinstance(address, str) else None
+        return reattach, (type(self), self._spec, shared_name, self._name, address, key)
 
     def __repr__(self) -> str:
         try:

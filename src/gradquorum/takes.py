@@ -115,6 +115,23 @@ class Takes:
             self._settle()
             return len(self._undelivered)
 
+    @property
+    def num_waiting(self) -> int:
+        """The takes in the queue."""
+        return len(self._queue)
+
+    @property
+    def serial(self) -> int:
+        """Counts the rounds that were detached or discarded: that of the open one."""
+        return self._serial
+
+    @property
+    def oldest_serial(self) -> int:
+        """That of the oldest round whose gradients have been neither delivered nor discarded."""
+        with self._lock:
+            batches = [*self._undelivered, *self._in_flight.values()]
+            return min([batch.serial for batch in batches], default=self._serial)
+
     def enqueue(self, ticket: Ticket) -> None:
         """Put a take in the queue; it may be served at once.
 

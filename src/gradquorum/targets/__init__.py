@@ -29,8 +29,8 @@ def open_target(spec: RoundSpec, shared_name: str | None, target: object) -> Abs
     Args:
         spec: what the round is to do.
         shared_name: the name it has for others; None for a round of one's own.
-        target: None for the default; ``"local"``; the address or the object of a server; or an open target,
-            which is returned.
+        target: None for the default; ``"local"``; the address or the object of a server; ``"ray"`` or a
+            `gradquorum.ray.Target`; or an open target, which is returned.
 
     Raises:
         InvalidArgumentError: there is no such target, or the round of that name has another spec.
@@ -67,6 +67,11 @@ def open_shared(target: object, shared_name: str | None, spec: RoundSpec | None,
     """
     if shared_name is None:
         shared_name = f"{PRIVATE}{os.urandom(16).hex()}"
+    on_ray = sys.modules.get("gradquorum.ray")
+    if target == "ray" or (on_ray is not None and isinstance(target, on_ray.Target)):
+        from gradquorum.targets.ray.target import open_on_ray
+
+        return open_on_ray(target, shared_name, spec, create)
     if isinstance(target, os.PathLike):
         target = os.fspath(target)
     if isinstance(target, str) and os.sep in target:
@@ -79,5 +84,6 @@ def open_shared(target: object, shared_name: str | None, spec: RoundSpec | None,
     if server is not None and isinstance(target, server.Server):
         return target.open(spec, shared_name)
     raise InvalidArgumentError(
-        f"target: expected None, 'local' or the address of a server, a path with a {os.sep!r} in it; got {target!r}"
+        f"target: expected None, 'local', 'ray', a gradquorum.ray.Target or the address of a server, a path with a "
+        f"{os.sep!r} in it; got {target!r}"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from gradquorum.targets.interface import Merged, Terms
 from gradquorum.validation import CheckedGradient, CheckedSparse, check_row_shape
 from gradquorum.waiters import Deadline, Handle
 
-__all__ = ["RoundHost"]
+__all__ = ["RoundHost", "make_reducers"]
 
 _COMPACT_FROM_BYTES = 1 << 20
 _SPARSE_GROWTH = 2.5
@@ -36,19 +36,21 @@ class RoundHost:
     Nothing here is guarded: it does not change after `__init__`. The round has the lock.
     """
 
-    def __init__(self, spec: RoundSpec) -> None:
+    def __init__(self, spec: RoundSpec, reducers: Sequence[Any] | None = None) -> None:
+        """Make a round.
+
+        Args:
+            spec: what it does.
+            reducers: what does the arithmetic of each member, if that is not an engine in this process.
+        """
         options = spec.options
-        engine = get_engine(options.engine)
         self.spec = spec
-        self.engine_name = engine.name
+        self.engine_name = get_engine(options.engine).name
         self._names = tuple(spec.members)
         self._specs = tuple(spec.members.values())
         self._policy = spec.policy
         self._reducer_specs = spec.reducer_specs()
-        self._reducers: list[Any] = [
-            _reducer(engine, member, reducer, weighs=self._policy.weighs)
-            for member, reducer in zip(self._specs, self._reducer_specs, strict=True)
-        ]
+        self._reducers: list[Any] = list(reducers) if reducers is not None else make_reducers(spec)
         self._weight_dtypes = spec.weight_dtypes()
         self._has_weight = [dtype is not None for dtype in self._weight_dtypes]
         if self._policy.weighs:
@@ -113,8 +115,8 @@ class RoundHost:
                 self._raise_conflict(gradients, conflict.member, conflict.expected)
                 raise  # cannot happen: the forms do differ
         del contribution  # from here on only the log keeps it
-        if self._compacts and self.round.budget.log_bytes > self.round.compact_above_bytes:
-            self._compact()
+        if self.is_large:
+            self._compact_large()
         return receipt
 
     def apply_plain(self, handle: Handle, indices: Any, values: Any, terms: Terms) -> ApplyReceipt | None:
@@ -152,7 +154,7 @@ class RoundHost:
             return None
         del block, contribution
         if self._compacts and self.round.budget.log_bytes > self.round.compact_above_bytes:
-            self._compact()
+            self._compact_large()
         return receipt
 
     def _offer(
@@ -207,6 +209,15 @@ class RoundHost:
         return f"{self._names[member]}: " if self._names[member] else ""
 
     # Compaction
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the log is so large that a compaction is worth a look."""
+        return self._compacts and self.round.budget.log_bytes > self.round.compact_above_bytes
+
+    def _compact_large(self) -> None:
+        """Compact a large log, in the applier's own time."""
+        self._compact()
 
     def _compact(self, *, when_full: bool = False) -> bool:
         """Merge the log's prefix while it is too large for its distinct rows; True if that freed memory."""
@@ -306,6 +317,15 @@ class RoundHost:
                 f"no memory for the result: {error or 'allocation failed'}; the round is kept whole for the next take"
             ) from error
         return Merged(members, batch.num_gradients, batch.step, sort_workers(batch.workers))
+
+
+def make_reducers(spec: RoundSpec) -> list[Any]:
+    """Return what does the arithmetic of each member in this process."""
+    engine, weighs = get_engine(spec.options.engine), spec.policy.weighs
+    return [
+        _reducer(engine, member, reducer, weighs=weighs)
+        for member, reducer in zip(spec.members.values(), spec.reducer_specs(), strict=True)
+    ]
 
 
 def _reducer(engine: AbstractEngine, member: SparseSpec | DenseSpec, spec: ReducerSpec, *, weighs: bool) -> Any:

@@ -1,0 +1,200 @@
+"""The lives of a round: it begins anew, from what was delivered, whenever a shard or the coordinator dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+from gradquorum.membership import Worker
+from gradquorum.specs import RoundSpec
+from gradquorum.targets.host import RoundHost
+from gradquorum.targets.ray.ground import Ground
+from gradquorum.targets.ray.planning import RemoteReducer, Shards
+from gradquorum.targets.ray.records import Key, Void
+from gradquorum.targets.ray.sessions import Session
+from gradquorum.waiters import Handle
+
+__all__ = ["Incarnations"]
+
+_RETRY_SECONDS = 0.1
+
+_logger = logging.getLogger("gradquorum")
+
+
+class _Host(RoundHost):
+    """A round whose blocks are elsewhere. Its logs are compacted in a thread: that waits for the shards."""
+
+    def __init__(self, spec: RoundSpec, shards: Shards, threads: Executor) -> None:
+        super().__init__(spec, [RemoteReducer(spec, member, shards) for member in range(len(spec.members))])
+        self._threads = threads
+
+    def _compact_large(self) -> None:
+        self._threads.submit(self._try_to_compact)
+
+    def _try_to_compact(self) -> None:
+        try:
+            self._compact()
+        except Exception as error:  # the log is as it was; if a shard has died, the round is about to be void
+            _logger.info("a round was not compacted: %s", error)
+
+
+class Incarnations:
+    """The round as it lives now. Only the coordinator's event loop calls this; what is public here changes with it."""
+
+    def __init__(
+        self,
+        spec: RoundSpec,
+        actors: Sequence[Any],
+        bounds: tuple[int, ...] | None,
+        threads: Executor,
+        sessions: Mapping[bytes, Session],
+    ) -> None:
+        self._spec = spec
+        self._actors = actors
+        self._bounds = bounds
+        self._threads = threads
+        self._sessions = sessions
+        self._beginning: asyncio.Future[None] | None = None
+        self._watches: list[asyncio.Future[None]] = []
+        self._told: set[asyncio.Future[Any]] = set()
+        self.reason = "the coordinator was restarted"
+        """Why the incarnation before this one ended."""
+        self.incarnation = 0
+        self.ground: Ground
+        self.shards: Shards
+        self.host: _Host
+        self.keeper: Handle
+        """The coordinator's own handle: the round outlives processes that die."""
+
+    async def ready(self) -> None:
+        """Wait until the round is there."""
+        if self._beginning is None:
+            self._beginning = asyncio.ensure_future(self._first())
+        while not self._beginning.done():
+            await asyncio.shield(self._beginning)
+        self._beginning.result()
+
+    async def _first(self) -> None:
+        """Begin the first incarnation, or the first after the coordinator was restarted."""
+        found = await self._all("recall")
+        known = [recorded for recorded in found if recorded is not None]
+        await self._begin(Ground(max(known, key=lambda recorded: recorded[:2], default=None)))
+
+    def end(self, reason: str) -> None:
+        """Declare the open round void and begin the next incarnation."""
+        if self._beginning is None or not self._beginning.done():
+            return  # it is beginning anyway, and asks each shard until it answers
+        _logger.warning("the open round is void: %s", reason)
+        self.reason = reason
+        self.ground.look(self.host, self.keeper)
+        self.incarnation += 1
+        self._beginning = asyncio.ensure_future(self._begin(self.ground))
+        self.host.round.close(self.keeper, for_all=True)  # who waits hears that its incarnation is over
+
+    def stop(self) -> None:
+        """Watch the shards no more."""
+        for watch in self._watches:
+            watch.cancel()
+
+    async def _begin(self, ground: Ground) -> None:
+        self.stop()
+        ground.incarnation = self.incarnation = max(self.incarnation, ground.incarnation + 1)
+        await self._all("begin", ground.record())
+        loop = asyncio.get_running_loop()
+
+        def wait(calls: Sequence[Any]) -> list[Any]:
+            return asyncio.run_coroutine_threadsafe(_gather(calls), loop).result()
+
+        self.ground = ground
+        self.shards = Shards(self._actors, self.incarnation, self._bounds, wait)
+        self.host = _Host(self._spec, self.shards, self._threads)
+        keeper = self.host.round.open()
+        assert keeper is not None
+        self.keeper = keeper
+        self.host.round.restore(keeper, ground.snapshot(len(self._spec.members)))
+        for session in self._sessions.values():
+            session.takes.clear()
+            for number in session.handles:
+                handle = self.host.round.open()
+                assert handle is not None
+                session.handles[number] = handle
+        self._watches = [asyncio.ensure_future(self._watch(i, actor)) for i, actor in enumerate(self._actors)]
+
+    async def _all(self, method: str, *arguments: Any) -> list[Any]:
+        """Make a call to all shards, again and again to those that are being restarted."""
+        return list(await asyncio.gather(*[self._insist(actor, method, *arguments) for actor in self._actors]))
+
+    async def _insist(self, actor: Any, method: str, *arguments: Any) -> Any:
+        from ray.exceptions import RayActorError
+
+        while True:
+            try:
+                return await getattr(actor, method).remote(*arguments)
+            except RayActorError:
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _watch(self, index: int, actor: Any) -> None:
+        from ray.exceptions import RayActorError
+
+        try:
+            await actor.live.remote()
+        except RayActorError as error:
+            self.end(f"shard {index} has died ({type(error).__name__})")
+
+    async def record(self, workers: Iterable[Worker] = ()) -> None:
+        """Have the shards keep what has been delivered. At least one does so when this returns."""
+        self.ground.look(self.host, self.keeper)
+        recorded = self.ground.record(workers)
+        calls = [actor.record.remote(recorded) for actor in self._actors]
+        answers = await asyncio.gather(*[_answer(call) for call in calls], return_exceptions=True)
+        failed = [answer for answer in answers if type(answer) is Void or isinstance(answer, BaseException)]
+        if failed:
+            self.end("a shard has died or was restarted")
+        if len(failed) == len(answers):
+            await self.ready()  # to begin is to record, too
+
+    # What shards may let go of
+
+    def flush(self) -> None:
+        """Tell the shards which keys nobody refers to any more."""
+        if self._beginning is None or not self._beginning.done():
+            return
+        by_shard: dict[int, list[Key]] = {}
+        freed = self.shards.freed
+        while freed:
+            key, shards = freed.popleft()
+            for shard in shards:
+                by_shard.setdefault(shard, []).append(key)
+        for shard, keys in by_shard.items():
+            self._tell(self._actors[shard].free.remote(keys))
+
+    def forget_session(self, token: bytes) -> None:
+        """Have the shards let go of what a process that has ended had not offered."""
+        kept = [key for key in self.shards.leases if key[0] == token]
+        for actor in self._actors:
+            self._tell(actor.end_session.remote(token, kept))
+
+    def _tell(self, call: Any) -> None:
+        """Let a call be made without waiting for it."""
+        told = asyncio.ensure_future(_ignored(call))
+        self._told.add(told)
+        told.add_done_callback(self._told.discard)
+
+
+async def _answer(call: Any) -> Any:
+    return await call
+
+
+async def _ignored(call: Any) -> None:
+    from ray.exceptions import RayActorError
+
+    with contextlib.suppress(RayActorError):  # then it holds nothing any more
+        await call
+
+
+async def _gather(calls: Sequence[Any]) -> list[Any]:
+    return list(await asyncio.gather(*[_answer(call) for call in calls]))

@@ -1,0 +1,196 @@
+"""A shard: an actor that holds what was offered of its ids, and merges it when it is told what and in which order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from gradquorum.engine.parts import DenseParts, SparseParts
+from gradquorum.errors import ClosedError, GradQuorumError, ResourceExhaustedError
+from gradquorum.specs import RoundSpec, SparseSpec
+from gradquorum.targets.host import make_reducers
+from gradquorum.targets.ray.records import Entry, Failure, Key, Plan, Recorded, Rows, Void
+from gradquorum.targets.ray.splitting import dense_shard
+
+__all__ = ["Shard"]
+
+
+class Shard:
+    """Holds rows by key and member. Ray calls its methods, all in one event loop; merges run in threads beside it.
+
+    It believes the coordinator, which numbers the incarnations: what was put here in one does not survive into the
+    next. Arrays stay where Ray put them, in shared memory, for as long as they are held.
+    """
+
+    def __init__(self, spec: RoundSpec, index: int, num_shards: int) -> None:
+        self._specs = tuple(spec.members.values())
+        self._index = index
+        self._reducers = make_reducers(spec)
+        self._is_mine = [
+            isinstance(member, SparseSpec) or dense_shard(i, num_shards) == index
+            for i, member in enumerate(self._specs)
+        ]
+        self._incarnation = 0
+        """That of the coordinator; 0 until it has told us."""
+        self._recorded: Recorded | None = None
+        self._held: dict[Key, dict[int, Any]] = {}
+        """By key and member: `Rows`, or a block of this engine's that was compacted."""
+        self._ended_sessions: set[bytes] = set()
+
+    # The life of a round
+
+    async def live(self) -> None:
+        """Never return: who waits for this hears when the actor dies."""
+        await asyncio.Event().wait()
+
+    async def recall(self) -> Recorded | None:
+        """Return what the coordinator recorded last."""
+        return self._recorded
+
+    async def begin(self, recorded: Recorded) -> None:
+        """Begin an incarnation, with nothing held."""
+        self._incarnation = recorded.incarnation
+        self._recorded = recorded
+        self._held.clear()
+
+    async def record(self, recorded: Recorded) -> Void | None:
+        """Keep what a void round goes back to; its marks and members are those that have changed."""
+        if recorded.incarnation != self._incarnation or self._recorded is None:
+            return Void("the shard was restarted")
+        if recorded.version > self._recorded.version:
+            marks = {**self._recorded.marks, **recorded.marks}
+            members = {**self._recorded.members, **recorded.members}
+            self._recorded = recorded._replace(marks=marks, members=members)
+        return None
+
+    # What is offered
+
+    async def put(self, incarnation: int, items: Sequence[tuple[Key, dict[int, Rows]]]) -> Any:
+        """Hold rows that may be offered from now on."""
+        if incarnation != self._incarnation:
+            return Void("a shard was restarted")
+        for key, rows in items:
+            if key[0] in self._ended_sessions:
+                return Failure(ClosedError("the process that offers this has ended"))
+            self._held[key] = dict(rows)
+        return None
+
+    async def free(self, keys: Sequence[Key]) -> None:
+        """Let go of rows that nobody will ask for any more."""
+        for key in keys:
+            self._held.pop(key, None)
+
+    async def end_session(self, session: bytes, kept: Sequence[Key]) -> None:
+        """Let go of what a process that has ended had put here, but for what it had offered."""
+        self._ended_sessions.add(session)
+        keep = set(kept)
+        for key in [key for key in self._held if key[0] == session and key not in keep]:
+            del self._held[key]
+
+    # Arithmetic
+
+    async def merge(self, incarnation: int, plans: Sequence[Plan]) -> Any:
+        """Return what the plans come to: for each member a result, None for one that is not here."""
+        return await self._work(incarnation, plans, self._merge)
+
+    async def compact(self, incarnation: int, plan: Plan, key: Key) -> Any:
+        """Hold under a new key what a prefix of a log comes to, and return the bytes that it takes."""
+
+        def compact(plan: Plan, blocks: list[Any]) -> int:
+            if not self._is_mine[plan.member]:
+                return 0
+            block = self._reducers[plan.member].compact(blocks)
+            self._held[key] = {plan.member: block}
+            num_bytes: int = block.num_bytes
+            return num_bytes
+
+        return await self._work(incarnation, [plan], compact)
+
+    async def distinct_bytes(self, incarnation: int, plan: Plan) -> Any:
+        """Estimate the bytes of the distinct rows of a log."""
+
+        def estimate(plan: Plan, blocks: list[Any]) -> int:
+            if not self._is_mine[plan.member]:
+                return 0
+            num_bytes: int = self._reducers[plan.member].distinct_bytes(blocks)
+            return num_bytes
+
+        return await self._work(incarnation, [plan], estimate)
+
+    async def export(self, incarnation: int, plan: Plan) -> Any:
+        """Return the content of the one block of a plan, None if it is not here."""
+
+        def export(plan: Plan, blocks: list[Any]) -> SparseParts | DenseParts | None:
+            if not self._is_mine[plan.member]:
+                return None
+            parts: SparseParts | DenseParts = self._reducers[plan.member].export_block(blocks[0])
+            return parts
+
+        return await self._work(incarnation, [plan], export)
+
+    async def hold(
+        self, incarnation: int, key: Key, member: int, parts: SparseParts | DenseParts, num_gradients: int
+    ) -> Any:
+        """Hold a block of that content under a key, and return the bytes that it takes."""
+        if incarnation != self._incarnation:
+            return Void("a shard was restarted")
+        try:
+            block = self._reducers[member].import_block(parts, num_gradients)
+        except (GradQuorumError, MemoryError) as error:
+            return _failure(error)
+        self._held.setdefault(key, {})[member] = block
+        return [block.num_bytes]
+
+    async def _work(
+        self, incarnation: int, plans: Sequence[Plan], do: Callable[[Plan, list[Any]], Any]
+    ) -> list[Any] | Failure | Void:
+        """Do something with the blocks of each plan in a thread: what they are made of is there until it is done."""
+        if incarnation != self._incarnation:
+            return Void("a shard was restarted")
+        held = [[self._find(plan.member, entry) for entry in plan.entries] for plan in plans]
+
+        def work() -> list[Any] | Failure:
+            try:
+                done = []
+                for plan, found in zip(plans, held, strict=True):
+                    blocks = [self._block(plan, *one) for one in zip(plan.entries, found, strict=True)]
+                    done.append(do(plan, blocks))
+                return done
+            except (GradQuorumError, MemoryError) as error:
+                return _failure(error)
+
+        return await asyncio.get_running_loop().run_in_executor(None, work)
+
+    def _find(self, member: int, entry: Entry) -> Any:
+        """Return what is held of an entry, None if it has nothing here."""
+        if not self._is_mine[member] or (entry.shards is not None and self._index not in entry.shards):
+            return None
+        return self._held[entry.key][member]  # a KeyError is a mistake of ours, and surfaces as one
+
+    def _block(self, plan: Plan, entry: Entry, found: Any) -> Any:
+        """Return a block of this engine's. What a gradient has elsewhere counts here as an empty one of its weight."""
+        reducer, spec = self._reducers[plan.member], self._specs[plan.member]
+        if not isinstance(spec, SparseSpec):
+            if found is None or type(found) is Rows:
+                return reducer.block(None if found is None else found.values, weight=entry.weight, lend=True)
+            return found
+        if found is None:
+            nothing = np.empty(0, np.int64), np.empty((0, *plan.shape), spec.dtype)
+            return reducer.block(*nothing, weight=entry.weight, lend=True)
+        if type(found) is Rows:
+            return reducer.block(found.indices, found.values, weight=entry.weight, lend=True)
+        return found
+
+    def _merge(self, plan: Plan, blocks: list[Any]) -> Any:
+        if not self._is_mine[plan.member]:
+            return None
+        return self._reducers[plan.member].merge(blocks, plan.shape, plan.num_gradients)
+
+
+def _failure(error: BaseException) -> Failure:
+    if isinstance(error, MemoryError) and not isinstance(error, GradQuorumError):
+        error = ResourceExhaustedError(f"a shard has no memory: {error or 'allocation failed'}; nothing is lost")
+    return Failure(error)

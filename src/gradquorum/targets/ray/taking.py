@@ -1,0 +1,241 @@
+"""The taker's side: it has the shards merge, puts their parts together, and says that the round has arrived.
+
+A round is delivered when the coordinator hears that. An exception before the result is returned leads to `give_back`:
+the round is kept for the next take after all.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from gradquorum.errors import GradQuorumError
+from gradquorum.specs import RoundSpec, SparseSpec
+from gradquorum.targets import local
+from gradquorum.targets.interface import Merged
+from gradquorum.targets.ray.client import Client
+from gradquorum.targets.ray.records import Detached, Void
+from gradquorum.targets.ray.splitting import dense_shard, join
+from gradquorum.targets.ray.waiting import FutureTake, Handover
+
+__all__ = ["Taker"]
+
+T = TypeVar("T")
+
+_LOOK_UP_SECONDS = 30.0
+
+_logger = logging.getLogger("gradquorum")
+
+
+class Taker:
+    """The takes of one handle."""
+
+    def __init__(self, client: Client, number: int, spec: RoundSpec) -> None:
+        self._client = client
+        self._number = number
+        self._members = tuple(spec.members.values())
+        self._handovers: set[Handover[Any]] = set()
+        """Takes that coroutines wait for, in case their event loop is closed under them."""
+
+    def take(self, num_required: int, timeout: float | None, exact: bool, build: Callable[[Merged], T]) -> T:
+        """Wait for a round and return what `build` makes of it."""
+        self.reclaim()
+        client, take = self._client, self._client.new_number()
+        terms = (num_required, timeout, exact)
+        try:
+            call = client.coordinator.take.remote
+            received = self._receive(lambda seen: call(*self._take(seen, take), *terms), num_required, build)
+            assert received is not None  # nobody withdraws it
+            self._deliver(take)
+            return received[0]
+        except BaseException:
+            self._give_back(take)
+            raise
+
+    def _take(self, seen: int, take: int) -> tuple[bytes, int, int, int]:
+        return self._client.token, seen, self._number, take
+
+    def _receive(self, call: Callable[[int], Any], num_required: int, build: Callable[[Merged], T]) -> tuple[T] | None:
+        """Wait for a take, and return what `build` makes of its round; None if it was withdrawn."""
+        from ray.exceptions import RayError
+
+        client = self._client
+        while True:
+            client.check()
+            seen = client.incarnation
+            try:
+                answer = self._wait(call(seen), num_required)
+                if type(answer) is Detached:
+                    answer = self._merge(seen, answer)
+            except RayError as error:
+                client.resume(seen, error)
+                client.raise_void(error)
+            if type(answer) is Void:
+                client.resume(seen)
+                if answer.began:
+                    client.raise_void()
+                continue
+            return None if answer is None else (build(answer),)
+
+    def _wait(self, call: Any, num_required: int) -> Any:
+        """Wait for the answer to a take, and say now and then that it does not come."""
+        from ray.exceptions import GetTimeoutError
+
+        since = time.monotonic()
+        log_at = since + local.FIRST_LOG_SECONDS
+        while True:
+            try:
+                return self._client.get(call, timeout=min(max(log_at - time.monotonic(), 0.0), _LOOK_UP_SECONDS))
+            except GetTimeoutError:
+                if time.monotonic() >= log_at:
+                    self._log_waiting(num_required, since)
+                    log_at += local.NEXT_LOG_SECONDS
+
+    def _log_waiting(self, num_required: int, since: float) -> None:
+        with contextlib.suppress(Exception):  # neither a handler of the user's nor the cluster may end the take
+            figures = self._client.ask(self._number, "figures")
+            _logger.warning(
+                "take_grad has waited %.0f s: have %d, need %d at step %d; %d dropped as stale since the round began",
+                time.monotonic() - since,
+                figures.have,
+                num_required,
+                figures.step,
+                figures.num_stale,
+            )
+
+    def _merge(self, seen: int, detached: Detached) -> Merged | Void:
+        """Have the shards merge a round, and return it as one."""
+        client = self._client
+        calls = [actor.merge.remote(seen, detached.plans) for actor in client.shards]
+        each = [client.get(call) for call in calls]
+        void = next((answer for answer in each if type(answer) is Void), None)
+        if void is not None:
+            return void._replace(began=True)
+        members: list[Any] = []
+        for i, member in enumerate(self._members):
+            if isinstance(member, SparseSpec):
+                members.append(join([results[i] for results in each]))
+            else:
+                members.append(each[dense_shard(i, len(each))][i].copy())
+        return Merged(members, detached.num_gradients, detached.step, detached.workers)
+
+    def _deliver(self, take: int) -> None:
+        """Say that a round has arrived. If the coordinator was restarted, it may have heard so before that.
+
+        Raises:
+            UnavailableError: the round was void before that.
+        """
+        from ray.exceptions import RayError
+
+        client = self._client
+        # Signals, and with them Ctrl-C, come to the main thread only.
+        final = threading.current_thread() is not threading.main_thread()
+        while True:
+            seen = client.incarnation
+            try:
+                answer = client.get(client.coordinator.deliver.remote(client.token, take, final))
+            except RayError as error:
+                client.resume(seen, error)
+                continue
+            if type(answer) is Void:
+                client.resume(seen)
+                client.raise_void()
+            return
+
+    def _give_back(self, take: int) -> None:
+        """Keep a round for the next take, or take a take out of the queue, whatever became of it."""
+        from ray.exceptions import RayError
+
+        if self._client.usable:
+            with contextlib.suppress(RayError, GradQuorumError):
+                self._client.get(self._client.coordinator.give_back.remote(self._client.token, take))
+
+    # Takes that nobody blocks on
+
+    def _queue(self, *terms: Any) -> int:
+        """Put a take in the queue, and return its number."""
+        self.reclaim()
+        client, take = self._client, self._client.new_number()
+        client.insist(lambda seen: client.coordinator.enqueue.remote(*self._take(seen, take), *terms))
+        return take
+
+    def _withdraw(self, take: int) -> bool:
+        """Take a take out of the queue; False if it has been decided already."""
+        from ray.exceptions import RayError
+
+        with contextlib.suppress(RayError, GradQuorumError):
+            return bool(self._client.get(self._client.coordinator.withdraw.remote(self._client.token, take)))
+        return False
+
+    def _start(
+        self,
+        take: int,
+        num_required: int,
+        build: Callable[[Merged], T],
+        on_result: Callable[[T], None],
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        """Wait for a take in a thread, where one of the two is called, unless it was withdrawn."""
+        token, coordinator = self._client.token, self._client.coordinator
+
+        def run() -> None:
+            try:
+                result = self._receive(lambda seen: coordinator.await_take.remote(token, take), num_required, build)
+                if result is not None:
+                    on_result(result[0])
+            except BaseException as error:
+                self._give_back(take)
+                on_error(error)
+
+        threading.Thread(target=run, name="gradquorum-take", daemon=True).start()
+
+    def submit_take(
+        self, num_required: int, timeout: float | None, exact: bool, build: Callable[[Merged], T]
+    ) -> concurrent.futures.Future[T]:
+        """Do the same as `take` without blocking; the round is delivered when the future is done."""
+        take = self._queue(num_required, timeout, exact)
+        future: FutureTake[T] = FutureTake(lambda: self._withdraw(take))
+
+        def deliver(result: T) -> None:
+            self._deliver(take)
+            future.set_result(result)
+
+        try:
+            self._start(take, num_required, build, deliver, future.set_exception)
+        except BaseException:
+            self._give_back(take)
+            raise
+        return future
+
+    async def take_async(
+        self, num_required: int, timeout: float | None, exact: bool, build: Callable[[Merged], T]
+    ) -> T:
+        """Do the same as `take` without blocking the event loop."""
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Future[T] = loop.create_future()
+        take = self._queue(num_required, timeout, exact)
+        handover: Handover[T] = Handover(loop, arrived, lambda: self._give_back(take))
+        self._handovers.add(handover)
+        try:
+            self._start(take, num_required, build, handover.offer, handover.fail)
+            result = await arrived
+            self._deliver(take)
+            return result
+        except BaseException:
+            self._give_back(take)
+            raise
+        finally:
+            self._handovers.discard(handover)
+
+    def reclaim(self) -> None:
+        """Give back the rounds of coroutines whose event loop was closed under them."""
+        for handover in tuple(self._handovers):
+            if handover.reclaim():
+                self._handovers.discard(handover)
