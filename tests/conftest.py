@@ -90,15 +90,15 @@ def _is_twin(item):
     )
 
 
-IN_PROCESS = {"round_of", "failing_merges", "GatedMerges", "reducer_class"}
-"""What looks into the process of a round, or cuts off its merges: there is no way to do that to an actor."""
+IN_PROCESS = {"round_of", "failing_merges", "GatedMerges", "reducer_class", "clock"}
+"""What looks into the process of a round, or stops its merges or its clock: there is no way to do that to an actor."""
 
 
 def _is_not_for_ray(item):
     """Whether a test is one of a round on Ray that cannot be, or that differs from another only in its engine."""
     if not hasattr(item, "callspec") or item.callspec.params.get("target") != "ray":
         return False
-    return _is_twin(item) or bool(IN_PROCESS & set(item.function.__code__.co_names))
+    return _is_twin(item) or bool(IN_PROCESS & {*item.function.__code__.co_names, *item.fixturenames})
 
 
 def pytest_collection_modifyitems(config, items):

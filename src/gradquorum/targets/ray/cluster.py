@@ -42,11 +42,18 @@ def the_ray() -> Any:
     return ray
 
 
+def _namespace() -> str:
+    """Return where the actors of this namespace's rounds are named.
+
+    It goes with the user's, which has no name itself unless the user gave it one: Ray warns of lasting actors there.
+    """
+    return f"{_PREFIX}{the_ray().get_runtime_context().namespace}"
+
+
 def find_coordinator(shared_name: str) -> Any:
     """Return the coordinator of that name in this namespace, None if there is none."""
     try:
-        ray = the_ray()
-        return ray.get_actor(_PREFIX + shared_name, namespace=ray.get_runtime_context().namespace)
+        return the_ray().get_actor(_PREFIX + shared_name, namespace=_namespace())
     except ValueError:
         return None
 
@@ -60,7 +67,7 @@ def make_coordinator(shared_name: str, spec: RoundSpec, target: Any) -> Any:
     from gradquorum.targets.ray.coordinator import Coordinator
 
     ray = the_ray()
-    options = {"name": _PREFIX + shared_name, "namespace": ray.get_runtime_context().namespace, "num_cpus": 0}
+    options = {"name": _PREFIX + shared_name, "namespace": _namespace(), "num_cpus": 0}
     return ray.remote(Coordinator).options(**options, **_OPTIONS).remote(shared_name, spec, target)
 
 
@@ -71,7 +78,7 @@ def make_shards(shared_name: str, spec: RoundSpec, target: Any) -> tuple[Any, ..
     asked = {"num_cpus": 0, **{name: value for name, value in target.resources.items() if name in _COUNTED}}
     custom = {name: value for name, value in target.resources.items() if name not in _COUNTED}
     ray = the_ray()
-    options = {**_OPTIONS, **asked, "namespace": ray.get_runtime_context().namespace, "resources": custom}
+    options = {**_OPTIONS, **asked, "namespace": _namespace(), "resources": custom}
     shard_class = ray.remote(Shard)
     return tuple(
         shard_class.options(name=f"{_PREFIX}{shared_name}:shard:{i}", **options).remote(spec, i, target.num_shards)

@@ -78,6 +78,10 @@ class Shard:
             self._held[key] = dict(rows)
         return None
 
+    async def num_held(self) -> int:
+        """Return under how many keys something is held."""
+        return len(self._held)
+
     async def free(self, keys: Sequence[Key]) -> None:
         """Let go of rows that nobody will ask for any more."""
         for key in keys:

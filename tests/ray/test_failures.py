@@ -1,0 +1,206 @@
+"""Whoever dies: what was accepted is in one take, or named in one error and then in one take, and nobody hangs."""
+
+import os
+
+import numpy as np
+import pytest
+
+import gradquorum as gq
+from gradquorum.targets.ray.records import Rows
+from tests.support import Call, assert_rows, wait_for_waiters, wait_until
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+@pytest.fixture(params=["shard", "coordinator"])
+def strike(request, ray_cluster, actors):
+    """Kill a shard or the coordinator of an accumulator; Ray starts another one."""
+
+    def kill(acc):
+        coordinator, shards = actors(acc)
+        client = acc._target._client
+        before = client.incarnation
+        ray_cluster.kill(shards[-1] if request.param == "shard" else coordinator, no_restart=False)
+        wait_until(lambda: acc.global_step >= 0 and client.incarnation > before, "the next incarnation")
+
+    return kill
+
+
+def offer(acc, worker, sequence, **options):
+    return acc.apply_grad([worker, 50], [[1.0], [10.0**sequence]], worker=worker, sequence=sequence, **options)
+
+
+def hear(call, *arguments, **options):
+    """Return the UnavailableError that a call raises."""
+    with pytest.raises(gq.UnavailableError) as caught:
+        call(*arguments, **options)
+    return caught.value
+
+
+def test_waiting_take_ends_and_each_worker_hears_what_to_send_again(make, strike):
+    acc = make()
+    take = Call(acc.take_grad, 3)
+    wait_for_waiters(acc, 1)
+    assert offer(acc, 1, 0)
+    assert offer(acc, 2, 0)
+    strike(acc)
+    assert isinstance(take.error(), gq.UnavailableError)
+    assert hear(acc.last_sequence, 1).resend == ((1, 0),)
+    assert hear(offer, acc, 2, 1).resend == ((2, 0),)
+    assert acc.num_accumulated() == 0
+    for worker, sequence in ((1, 0), (2, 0), (2, 1)):
+        assert offer(acc, worker, sequence)
+    assert_rows(acc.take_grad(3, timeout=30), [1, 2, 50], [1, 2, 12])
+
+
+def test_marks_go_back_to_the_last_delivered_take(make, strike):
+    acc = make()
+    acc.set_global_step(5)
+    assert offer(acc, 1, 0, local_step=5)
+    acc.take_grad(1)
+    acc.publish()
+    assert offer(acc, 1, 1, local_step=6)
+    strike(acc)
+    assert hear(acc.last_sequence, 1).resend == ((1, 1),)
+    assert acc.last_sequence(1) == 0
+    assert (acc.global_step, acc.published_step) == (6, 6)
+    assert offer(acc, 1, 0).status is gq.ApplyStatus.DUPLICATE
+    assert offer(acc, 1, 1, local_step=6).status is gq.ApplyStatus.ACCEPTED
+    assert_rows(acc.take_grad(1, timeout=30), [1, 50], [1, 10])
+
+
+def test_detached_round_that_did_not_arrive_is_void_and_its_step_comes_back(make, strike):
+    acc = make()
+    assert offer(acc, 1, 0)
+
+    def cut_off(merged):
+        strike(acc)
+        return merged
+
+    hear(acc._target.take, 1, None, False, cut_off)
+    assert acc.global_step == 0
+    assert hear(acc.last_sequence, 1).resend == ((1, 0),)
+    assert offer(acc, 1, 0)
+    assert_rows(acc.take_grad(1, timeout=30), [1, 50], [1, 1])
+
+
+def test_worker_that_waits_for_the_next_step_hears_it_too(make, strike, run_thread):
+    acc = make()
+
+    def work():
+        offer(acc, 1, 0)
+        acc.wait_published(1)
+
+    call = run_thread(work)
+    wait_until(lambda: acc.num_accumulated() == 1)
+    strike(acc)
+    assert isinstance(call.error(), gq.UnavailableError)
+    assert call.error().resend == ((1, 0),)
+
+
+def test_gradients_without_a_sequence_are_counted_in_the_error(make, strike):
+    acc = make()
+    acc.apply_grad([1], [[1.0]])
+    acc.take_grad(1)
+    acc.apply_grad([1], [[1.0]], local_step=None)
+    strike(acc)
+    assert hear(acc.apply_grad, [1], [[1.0]], local_step=None).num_lost == 1
+
+
+def test_void_round_loses_nothing_of_those_who_had_nothing_in_it(make, strike):
+    acc = make()
+    assert offer(acc, 1, 0)
+    acc.take_grad(1)
+    strike(acc)
+    assert offer(acc, 1, 1, local_step=None)
+    assert_rows(acc.take_grad(1, timeout=30), [1, 50], [1, 10])
+
+
+def test_process_that_dies_before_its_offer_leaves_nothing(ray_cluster, make, actors):
+    acc = make()
+    _, shards = actors(acc)
+
+    @ray_cluster.remote(num_cpus=0)
+    class Worker:
+        def die_halfway(self, acc):
+            client = acc._target._client
+            item = (client.token, client.new_number()), {0: Rows(np.array([1]), np.array([[1.0]]))}
+            ray_cluster.get([shard.put.remote(client.incarnation, [item]) for shard in client.shards])
+
+        def die(self):
+            os._exit(1)
+
+    worker = Worker.remote()
+    ray_cluster.get(worker.die_halfway.remote(acc))
+
+    def held():
+        return sum(ray_cluster.get([shard.num_held.remote() for shard in shards]))
+
+    assert held() == 2
+    worker.die.remote()
+    wait_until(lambda: held() == 0, "empty shards")
+    assert acc.num_accumulated() == 0
+
+
+def test_what_a_process_had_offered_outlives_it(ray_cluster, make):
+    acc = make()
+
+    @ray_cluster.remote(num_cpus=0)
+    class Worker:
+        def offer(self, acc):
+            rows = np.arange(64 * 1024, dtype=np.float64).reshape(-1, 1)  # in Ray's shared memory, which it owns
+            acc.apply_grad(np.arange(64 * 1024) % 100, rows)
+
+        def die(self):
+            os._exit(1)
+
+    worker = Worker.remote()
+    ray_cluster.get(worker.offer.remote(acc))
+    worker.die.remote()
+    wait_until(lambda: _is_dead(ray_cluster, worker), "its death")
+    result = acc.take_grad(1, timeout=30)
+    assert result.values.sum() == np.arange(64 * 1024, dtype=np.float64).sum()
+
+
+def _is_dead(ray, worker):
+    try:
+        ray.get(worker.die.remote())
+    except ray.exceptions.RayActorError:
+        return True
+    return False
+
+
+def test_taker_that_dies_loses_no_round(ray_cluster, make):
+    acc = make()
+    assert offer(acc, 1, 0)
+
+    @ray_cluster.remote(num_cpus=0)
+    class Taker:
+        def take(self, acc):
+            acc._target.take(1, None, False, lambda merged: os._exit(1))
+
+    with pytest.raises(ray_cluster.exceptions.RayActorError):
+        ray_cluster.get(Taker.remote().take.remote(acc))
+    assert_rows(acc.take_grad(1, timeout=30), [1, 50], [1, 1])
+    assert acc.global_step == 1
+
+
+def test_take_ends_when_the_workers_left_cannot_satisfy_it(ray_cluster, make):
+    acc = make(expected_workers=2, max_per_worker=1)
+
+    @ray_cluster.remote(num_cpus=0)
+    class Worker:
+        def join(self, acc, name):
+            self.worker = acc.worker(name)
+
+        def die(self):
+            os._exit(1)
+
+    workers = [Worker.remote() for _ in range(2)]
+    ray_cluster.get([worker.join.remote(acc, i) for i, worker in enumerate(workers)])
+    take = Call(acc.take_grad, 2)
+    wait_for_waiters(acc, 1)
+    workers[1].die.remote()
+    error = take.error()
+    assert isinstance(error, gq.UnavailableError)
+    assert error.left == (1,)
