@@ -101,7 +101,7 @@ class Chaos:
             self.start(worker)
 
     def add_node(self):
-        return self.cluster.add_node(num_cpus=1, resources={"shard": 4}, object_store_memory=128 << 20)
+        return self.cluster.add_node(num_cpus=1, resources={"shard": 1}, object_store_memory=128 << 20)
 
     def start(self, worker):
         actor = Worker.remote()

@@ -78,6 +78,7 @@ def make_shards(shared_name: str, spec: RoundSpec, target: Any) -> tuple[Any, ..
     asked = {"num_cpus": 0, **{name: value for name, value in target.resources.items() if name in _COUNTED}}
     custom = {name: value for name, value in target.resources.items() if name not in _COUNTED}
     ray = the_ray()
+    asked.setdefault("scheduling_strategy", "SPREAD")  # so that not all die with one node
     options = {**_OPTIONS, **asked, "namespace": _namespace(), "resources": custom}
     shard_class = ray.remote(Shard)
     return tuple(

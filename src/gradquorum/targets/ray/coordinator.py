@@ -40,6 +40,8 @@ def _answered(method: C) -> C:
             await self.life.ready()
             return await method(self, *arguments)
         except (GradQuorumError, MemoryError) as error:
+            if self.life.is_lost:
+                self._end()
             return Failure(error)
         finally:
             self.flush()
@@ -337,7 +339,7 @@ class Coordinator:
         take.before = self.life.ground.settle(batch.contributions, (token, number))
         if final:
             session.forget_take(number)
-        await self.life.record(take.before)
+        await self.life.record()
         return None
 
     @_answered
@@ -356,7 +358,7 @@ class Coordinator:
         take.withdrawn = True
         take.decided.set()
         if take.before is not None:
-            await self.life.record(take.before)
+            await self.life.record()
 
     # All the rest is the round's own
 
@@ -447,8 +449,8 @@ class Coordinator:
     async def _discard(self, session: Session, handle: Handle) -> int:
         snapshot = self.life.host.round.snapshot(handle)
         count = self.life.host.round.discard(handle)
-        changed = self.life.ground.settle([*snapshot.log, *snapshot.deferred], None)
-        await self.life.record(changed)
+        self.life.ground.settle([*snapshot.log, *snapshot.deferred], None)
+        await self.life.record()
         return count
 
     async def _state(self, session: Session, handle: Handle) -> Any:
@@ -458,7 +460,7 @@ class Coordinator:
         loaded = await self._in_thread(self.life.host.load_state, handle, state)
         if type(loaded) is not Void:
             self.life.ground.load(self.life.host.round.snapshot(handle))
-            await self.life.record(self.life.ground.marks)
+            await self.life.record()
         return loaded
 
 

@@ -63,12 +63,12 @@ class Ground:
         self._step = min((batch.step for batch in snapshot.undelivered), default=snapshot.step)
         self._published, self._members = snapshot.published_step, snapshot.members
 
-    def record(self, workers: Iterable[Worker] | None = None) -> Recorded:
-        """Return what the shards are to keep, of the marks only those of some workers."""
+    def record(self) -> Recorded:
+        """Return what the shards are to keep: all of it, as what is sent may arrive in another order."""
         self._version += 1
-        marks = self.marks if workers is None else {worker: self.marks.get(worker, NO_MARKS) for worker in workers}
+        marks, delivered = dict(self.marks), tuple(self._delivered)
         return Recorded(
-            self.incarnation, self._version, self._step, self._published, marks, self._members, tuple(self._delivered)
+            self.incarnation, self._version, self._step, self._published, marks, dict(self._members), delivered
         )
 
     def snapshot(self, num_members: int) -> Snapshot:

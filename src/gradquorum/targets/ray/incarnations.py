@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
-from gradquorum.membership import Worker
+from gradquorum.errors import UnavailableError
 from gradquorum.specs import RoundSpec
 from gradquorum.targets.host import RoundHost
 from gradquorum.targets.ray.ground import Ground
@@ -63,6 +63,8 @@ class Incarnations:
         self._told: set[asyncio.Future[Any]] = set()
         self.reason = "the coordinator was restarted"
         """Why the incarnation before this one ended."""
+        self.is_lost = False
+        """Whether there is nothing to begin from."""
         self.incarnation = 0
         self.ground: Ground
         self.shards: Shards
@@ -75,13 +77,21 @@ class Incarnations:
         if self._beginning is None:
             self._beginning = asyncio.ensure_future(self._first())
         while not self._beginning.done():
-            await asyncio.shield(self._beginning)
+            await asyncio.wait([self._beginning])
         self._beginning.result()
 
     async def _first(self) -> None:
         """Begin the first incarnation, or the first after the coordinator was restarted."""
+        import ray
+
         found = await self._all("recall")
         known = [recorded for recorded in found if recorded is not None]
+        if not known and ray.get_runtime_context().was_current_actor_reconstructed:
+            self.is_lost = True  # to begin from nothing would let what was delivered count again
+            raise UnavailableError(
+                "the coordinator and all shards have died together, and with them the marks of what was delivered; "
+                "make a new accumulator or group of that name to go on"
+            )
         await self._begin(Ground(max(known, key=lambda recorded: recorded[:2], default=None)))
 
     def end(self, reason: str) -> None:
@@ -145,10 +155,10 @@ class Incarnations:
         except RayActorError as error:
             self.end(f"shard {index} has died ({type(error).__name__})")
 
-    async def record(self, workers: Iterable[Worker] = ()) -> None:
+    async def record(self) -> None:
         """Have the shards keep what has been delivered. At least one does so when this returns."""
         self.ground.look(self.host, self.keeper)
-        recorded = self.ground.record(workers)
+        recorded = self.ground.record()
         calls = [actor.record.remote(recorded) for actor in self._actors]
         answers = await asyncio.gather(*[_answer(call) for call in calls], return_exceptions=True)
         failed = [answer for answer in answers if type(answer) is Void or isinstance(answer, BaseException)]
@@ -161,7 +171,7 @@ class Incarnations:
 
     def flush(self) -> None:
         """Tell the shards which keys nobody refers to any more."""
-        if self._beginning is None or not self._beginning.done():
+        if self._beginning is None or not self._beginning.done() or self.is_lost:
             return
         by_shard: dict[int, list[Key]] = {}
         freed = self.shards.freed

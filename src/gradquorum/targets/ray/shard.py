@@ -57,13 +57,11 @@ class Shard:
         self._held.clear()
 
     async def record(self, recorded: Recorded) -> Void | None:
-        """Keep what a void round goes back to; its marks and members are those that have changed."""
+        """Keep what a void round goes back to."""
         if recorded.incarnation != self._incarnation or self._recorded is None:
             return Void("the shard was restarted")
         if recorded.version > self._recorded.version:
-            marks = {**self._recorded.marks, **recorded.marks}
-            members = {**self._recorded.members, **recorded.members}
-            self._recorded = recorded._replace(marks=marks, members=members)
+            self._recorded = recorded
         return None
 
     # What is offered
