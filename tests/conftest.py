@@ -90,7 +90,7 @@ def _is_twin(item):
     )
 
 
-IN_PROCESS = {"round_of", "failing_merges", "GatedMerges", "reducer_class", "clock"}
+IN_PROCESS = {"round_of", "GatedMerges", "reducer_class", "clock", "_fail_allocation_after"}
 """What looks into the process of a round, or stops its merges or its clock: there is no way to do that to an actor."""
 
 
@@ -156,7 +156,7 @@ def server():
 def ray_cluster():
     """A Ray cluster of this machine, for all tests of this run."""
     ray = pytest.importorskip("ray")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=256 << 20)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=256 << 20)
     yield ray
     ray.shutdown()
 

@@ -214,6 +214,29 @@ def reducer_class(engine, kind="sparse"):
 
 
 @contextlib.contextmanager
+def _failing_joins(error, left):
+    """Do the same to takes from Ray: they merge elsewhere, and only what that comes to is put together here."""
+    taking = sys.modules.get("gradquorum.targets.ray.taking")
+    if taking is None:
+        yield
+        return
+
+    def failing(own):
+        def fail(*args):
+            if left[0]:
+                left[0] -= 1
+                raise error("injected")
+            return own(*args)
+
+        return fail
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(taking, "join", failing(taking.join))
+        patch.setattr(taking, "own", failing(taking.own))
+        yield
+
+
+@contextlib.contextmanager
 def failing_merges(engine, error=MemoryError, times=1, kind="sparse"):
     """Let the next `times` merges raise `error`, and check at the end that they did."""
     owner = reducer_class(engine, kind)
@@ -227,7 +250,8 @@ def failing_merges(engine, error=MemoryError, times=1, kind="sparse"):
 
     owner.merge = failing
     try:
-        yield
+        with _failing_joins(error, left):
+            yield
     finally:
         owner.merge = merge
     assert not left[0], "no merge came to fail"

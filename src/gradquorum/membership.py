@@ -18,6 +18,8 @@ class Membership:
     def __init__(self, expected_workers: int | None, max_per_worker: int | None) -> None:
         self._live: dict[Worker, bool] = {}
         """Every worker that ever joined, and whether it is there now."""
+        self._why: dict[Worker, str] = {}
+        """What made a worker leave, if somebody said so."""
         self._expected = expected_workers
         self._max_per_worker = max_per_worker
         self.most = None if expected_workers is None or max_per_worker is None else expected_workers * max_per_worker
@@ -25,10 +27,20 @@ class Membership:
 
     def join(self, worker: Worker) -> None:
         self._live[worker] = True
+        if self._why:
+            self._why.pop(worker, None)
 
-    def leave(self, worker: Worker) -> None:
+    def leave(self, worker: Worker, why: str | None = None) -> None:
         if worker in self._live:
             self._live[worker] = False
+            if why is not None:
+                self._why[worker] = why
+
+    @property
+    def left_in_words(self) -> str:
+        """Those that have left, and why, where that is known."""
+        words = [f"{worker!r} {self._why[worker]}" if worker in self._why else repr(worker) for worker in self.left]
+        return ", ".join(words) or "nobody"
 
     @property
     def num_live(self) -> int:

@@ -295,11 +295,11 @@ class Round(Takes):
             self._version += 1
             self._membership.join(worker)
 
-    def leave(self, worker: Worker) -> None:
-        """Count a worker as gone; takes that cannot be satisfied without it end."""
+    def leave(self, worker: Worker, why: str | None = None) -> None:
+        """Count a worker as gone, for a reason that is told to the takes which end because of that."""
         with self._lock:
             self._version += 1
-            self._membership.leave(worker)
+            self._membership.leave(worker, why)
             self._serve()
 
     def last_sequence(self, handle: Handle, worker: Worker) -> int:

@@ -328,7 +328,7 @@ class Takes:
             live, left = self._membership.num_live, self._membership.left
             error = UnavailableError(
                 f"take_grad: {live} workers live, {ticket.num_required} gradients needed, {possible} can come at "
-                f"most ({self._count} are here); left: {', '.join(map(repr, left)) or 'nobody'}",
+                f"most ({self._count} are here); left: {self._membership.left_in_words}",
                 live=live,
                 needed=ticket.num_required,
                 left=left,

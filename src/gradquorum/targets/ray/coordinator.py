@@ -64,6 +64,7 @@ class Coordinator:
         self._sessions: dict[bytes, Session] = {}
         self._leases: dict[Worker, set[bytes]] = {}
         """The sessions over which each worker has joined: it leaves when the last of them ends."""
+        self._watches: set[asyncio.Future[None]] = set()
         self._is_over = False
         self._may_wait = spec.options.max_bytes is not None
         self.life = Incarnations(spec, self._actors, target.bounds, self._threads, self._sessions)
@@ -436,6 +437,25 @@ class Coordinator:
         session.workers.discard(worker)
         self._leases.pop(worker, None)
         self.life.host.round.leave(worker)
+
+    async def _watch_worker(self, session: Session, handle: Handle, worker: Worker, call: list[Any]) -> None:
+        """Let a worker be live until a call ends, and leave with its error, if it has one."""
+        self.life.host.round.join(handle, worker)
+        watch = asyncio.ensure_future(self._leave_with(worker, call[0]))
+        self._watches.add(watch)
+        watch.add_done_callback(self._watches.discard)
+
+    async def _leave_with(self, worker: Worker, call: Any) -> None:
+        why = None
+        try:
+            await call
+        except Exception as error:
+            cause = getattr(error, "cause", None) or error
+            why = f"raised {type(cause).__name__}: {cause}"
+        await self.life.ready()
+        self._leases.pop(worker, None)
+        self.life.host.round.leave(worker, why)
+        self.flush()
 
     async def _last_sequence(self, session: Session, handle: Handle, worker: Worker) -> int:
         return self.life.host.round.last_sequence(handle, worker)

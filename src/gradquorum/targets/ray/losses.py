@@ -43,8 +43,8 @@ class Losses:
         with self._lock:
             return list(self._accepted)
 
-    def note(self, terms: Terms, judged: Judged) -> None:
-        """Note what became of a gradient."""
+    def note(self, terms: Terms, judged: Judged, thread: int) -> None:
+        """Note what became of a gradient that was offered by a thread."""
         receipt = judged.receipt
         kept = receipt.status in _KEPT or receipt.first_status in _KEPT
         with self._lock:
@@ -54,7 +54,7 @@ class Losses:
                 accepted = self._accepted.get(terms.worker, _Accepted(0, set())).sequences
                 if kept:
                     accepted.add(terms.sequence)
-                self._accepted[terms.worker] = _Accepted(threading.get_ident(), _undelivered(accepted, judged.marks))
+                self._accepted[terms.worker] = _Accepted(thread, _undelivered(accepted, judged.marks))
             elif receipt.status in _KEPT:
                 self._unnamed[judged.serial] = self._unnamed.get(judged.serial, 0) + 1
 

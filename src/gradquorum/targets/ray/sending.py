@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 from gradquorum.engine import ReducerSpec, get_engine
@@ -38,8 +40,13 @@ class Sender:
             for member, reducer in zip(self._members, spec.reducer_specs(), strict=True)
         ]
 
-    def apply(self, gradients: CheckedGradient, terms: Terms) -> ApplyReceipt:
+    def apply(self, gradients: CheckedGradient, terms: Terms, thread: int | None = None) -> ApplyReceipt:
         """Offer a gradient. Nothing is lent: the caller may write to its arrays at once.
+
+        Args:
+            gradients: checked, one part for each member.
+            terms: that go with it.
+            thread: for which this is done; None for the one that calls.
 
         Raises:
             GradQuorumError: what a local apply raises.
@@ -50,9 +57,10 @@ class Sender:
 
         client = self._client
         try:
-            offer, parts = self._prepare(gradients, terms)
+            offer, parts = self.prepare(gradients, terms)
         except MemoryError as error:
             raise no_memory(error) from error
+        thread = thread or threading.get_ident()
         while True:
             client.check()
             client.losses.report(client.reason, terms.worker)
@@ -60,7 +68,7 @@ class Sender:
             if terms.worker is not None:
                 client.join(terms.worker)
             try:
-                answer = client.get(self._send(seen, [offer], [parts]))
+                answer = client.get(self.send(seen, [(offer, parts)]))
             except RayError as error:
                 client.resume(seen, error)
                 client.losses.report(client.reason, terms.worker, outcome_known=False)
@@ -71,17 +79,18 @@ class Sender:
                     ) from error
             else:
                 if type(answer) is not Void:
-                    return self._receipt(terms, answer[0])
+                    return self.receipt(terms, answer[0], thread)
                 client.resume(seen)
-            offer, parts = self._prepare(gradients, terms)  # a key is used once
+            offer, parts = self.prepare(gradients, terms)  # a key is used once
 
-    def _receipt(self, terms: Terms, judged: Judged | Failure) -> ApplyReceipt:
+    def receipt(self, terms: Terms, judged: Judged | Failure, thread: int) -> ApplyReceipt:
+        """Return what the answer to an offer says, or raise it."""
         if isinstance(judged, Failure):
             raise judged.error
-        self._client.losses.note(terms, judged)
+        self._client.losses.note(terms, judged, thread)
         return judged.receipt
 
-    def _send(self, seen: int, offers: list[Offer], each: list[Parts]) -> Any:
+    def send(self, seen: int, prepared: Sequence[tuple[Offer, Parts]]) -> Any:
         """Put the rows of gradients on their shards and offer them; return the call that brings the answers.
 
         Ray makes the offer when the shards have answered. What they are sent is copied before this returns.
@@ -89,12 +98,13 @@ class Sender:
         client = self._client
         held = []
         for shard, actor in enumerate(client.shards):
-            items = [(offer.key, parts[shard]) for offer, parts in zip(offers, each, strict=True) if shard in parts]
+            items = [(offer.key, parts[shard]) for offer, parts in prepared if shard in parts]
             if items:
                 held.append(actor.put.remote(seen, items))
+        offers = [offer for offer, _ in prepared]
         return client.coordinator.offer.remote(client.token, seen, self._number, offers, *held)
 
-    def _prepare(self, gradients: CheckedGradient, terms: Terms) -> tuple[Offer, Parts]:
+    def prepare(self, gradients: CheckedGradient, terms: Terms) -> tuple[Offer, Parts]:
         """Return a gradient as it is offered, and the rows of each shard."""
         client = self._client
         key = (client.token, client.new_number())

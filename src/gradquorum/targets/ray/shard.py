@@ -98,6 +98,11 @@ class Shard:
         """Return what the plans come to: for each member a result, None for one that is not here."""
         return await self._work(incarnation, plans, self._merge)
 
+    async def merge_apart(self, incarnation: int, plans: Sequence[Plan]) -> tuple[Any, Any]:
+        """Do the same in two returns: what went wrong, which is small, and the results, which may stay on this node."""
+        results = await self.merge(incarnation, plans)
+        return (None, results) if isinstance(results, list) else (results, None)
+
     async def compact(self, incarnation: int, plan: Plan, key: Key) -> Any:
         """Hold under a new key what a prefix of a log comes to, and return the bytes that it takes."""
 

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from gradquorum.targets.ray.records import Rows
 
-__all__ = ["dense_shard", "join", "shards_of", "split"]
+__all__ = ["dense_shard", "join", "own", "shards_of", "split"]
+
+_INT64 = np.dtype(np.int64)
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 """2**64 divided by the golden ratio (Knuth, The Art of Computer Programming 3, 6.4): spreads ids that follow each
@@ -51,22 +53,27 @@ def split(
     return parts
 
 
+def own(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return a copy of an array of Ray's, which is read only and whose dtype, having travelled, is not NumPy's own."""
+    return np.array(array, dtype)
+
+
 def join(
-    results: Sequence[tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]],
+    results: Sequence[tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]], dtype: np.dtype[Any]
 ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]:
     """Return the results of all shards as one, ascending, in arrays of its own. No id is in two of them."""
     if len(results) == 1:
         indices, values, counts = results[0]
-        return indices.copy(), values.copy(), counts.copy()
+        return own(indices, _INT64), own(values, dtype), own(counts, _INT64)
     together = np.concatenate([indices for indices, _, _ in results])
     order = np.argsort(together, kind="stable")  # merges runs that are ascending already
     place = np.empty(len(order), np.intp)
     place[order] = np.arange(len(order))
-    values = np.empty((len(order), *results[0][1].shape[1:]), results[0][1].dtype)
+    values = np.empty((len(order), *results[0][1].shape[1:]), dtype)
     counts = np.empty(len(order), np.int64)
     begin = 0
     for ids, rows, touched in results:
         at = place[begin : begin + len(ids)]
         values[at], counts[at] = rows, touched
         begin += len(ids)
-    return together[order], values, counts
+    return own(together[order], _INT64), values, counts

@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from gradquorum.errors import GradQuorumError
+from gradquorum.errors import GradQuorumError, ResourceExhaustedError
 from gradquorum.specs import RoundSpec, SparseSpec
 from gradquorum.targets import local
 from gradquorum.targets.interface import Merged
 from gradquorum.targets.ray.client import Client
 from gradquorum.targets.ray.records import Detached, Void
-from gradquorum.targets.ray.splitting import dense_shard, join
+from gradquorum.targets.ray.splitting import dense_shard, join, own
 from gradquorum.targets.ray.waiting import FutureTake, Handover
 
 __all__ = ["Taker"]
@@ -57,11 +57,46 @@ class Taker:
             self._give_back(take)
             raise
 
+    def take_shards(self, num_required: int, timeout: float | None) -> tuple[list[Any], Detached]:
+        """Wait for a round and have it merged, but leave what that comes to where it is.
+
+        Returns:
+            For each shard a reference to a list of its results by member, None for a dense one that is elsewhere.
+        """
+        client, take = self._client, self._client.new_number()
+        terms = (num_required, timeout, False)
+        call = client.coordinator.take.remote
+        references: list[Any] = []
+
+        def merge(seen: int, detached: Detached) -> Detached | Void:
+            calls = [actor.merge_apart.options(num_returns=2) for actor in client.shards]
+            returns = [call.remote(seen, detached.plans) for call in calls]
+            void = next((wrong for wrong in [client.get(wrong) for wrong, _ in returns] if wrong is not None), None)
+            references[:] = [results for _, results in returns]
+            return detached if void is None else void._replace(began=True)
+
+        try:
+            received = self._receive(
+                lambda seen: call(*self._take(seen, take), *terms), num_required, lambda detached: detached, merge
+            )
+            assert received is not None  # nobody withdraws it
+            self._deliver(take)
+            return references, received[0]
+        except BaseException:
+            self._give_back(take)
+            raise
+
     def _take(self, seen: int, take: int) -> tuple[bytes, int, int, int]:
         return self._client.token, seen, self._number, take
 
-    def _receive(self, call: Callable[[int], Any], num_required: int, build: Callable[[Merged], T]) -> tuple[T] | None:
-        """Wait for a take, and return what `build` makes of its round; None if it was withdrawn."""
+    def _receive(
+        self,
+        call: Callable[[int], Any],
+        num_required: int,
+        build: Callable[[Any], T],
+        merge: Callable[[int, Detached], Any] | None = None,
+    ) -> tuple[T] | None:
+        """Wait for a take, and return what `build` makes of its round once merged; None if it was withdrawn."""
         from ray.exceptions import RayError
 
         client = self._client
@@ -71,7 +106,7 @@ class Taker:
             try:
                 answer = self._wait(call(seen), num_required)
                 if type(answer) is Detached:
-                    answer = self._merge(seen, answer)
+                    answer = (merge or self._merge)(seen, answer)
             except RayError as error:
                 client.resume(seen, error)
                 client.raise_void(error)
@@ -117,11 +152,16 @@ class Taker:
         if void is not None:
             return void._replace(began=True)
         members: list[Any] = []
-        for i, member in enumerate(self._members):
-            if isinstance(member, SparseSpec):
-                members.append(join([results[i] for results in each]))
-            else:
-                members.append(each[dense_shard(i, len(each))][i].copy())
+        try:
+            for i, member in enumerate(self._members):
+                if isinstance(member, SparseSpec):
+                    members.append(join([results[i] for results in each], member.dtype))
+                else:
+                    members.append(own(each[dense_shard(i, len(each))][i], member.dtype))
+        except MemoryError as error:
+            raise ResourceExhaustedError(
+                f"no memory for the result: {error or 'allocation failed'}; the round is kept whole for the next take"
+            ) from error
         return Merged(members, detached.num_gradients, detached.step, detached.workers)
 
     def _deliver(self, take: int) -> None:

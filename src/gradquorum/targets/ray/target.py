@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradquorum.arrivals import ArrivalReport
-from gradquorum.errors import ClosedError, GradQuorumError, InvalidArgumentError, UnavailableError
+from gradquorum.errors import ClosedError, InvalidArgumentError, UnavailableError
 from gradquorum.receipts import ApplyReceipt
 from gradquorum.specs import DenseSpec, RoundSpec
 from gradquorum.targets.interface import AbstractTarget, Merged, Terms
 from gradquorum.targets.ray.client import Client, client_for, drop
 from gradquorum.targets.ray.sending import Sender
+from gradquorum.targets.ray.splitting import own
 from gradquorum.targets.ray.taking import Taker
 from gradquorum.validation import CheckedGradient, plain_sparse
 
@@ -199,7 +200,7 @@ class RayTarget(AbstractTarget):
     def state(self) -> dict[str, NDArray[Any]]:
         self._taker.reclaim()
         state: dict[str, NDArray[Any]] = self._ask("state")
-        return {name: np.array(array) for name, array in state.items()}  # Ray's own are read only
+        return {name: own(array, np.dtype(array.dtype.str)) for name, array in state.items()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._taker.reclaim()
@@ -220,6 +221,10 @@ class RayTarget(AbstractTarget):
     @property
     def closed(self) -> bool:
         if not self._closed and self._client.usable:
-            with contextlib.suppress(GradQuorumError):
+            try:
                 self._closed = self._client.ask(self._number, "closed")
+            except ClosedError:
+                self._closed = True
+            except UnavailableError:
+                pass  # nobody knows
         return self._closed or self._client.over

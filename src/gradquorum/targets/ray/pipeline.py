@@ -1,0 +1,150 @@
+"""Applies that nobody waits for: a thread sends what has gathered, while calls before it are still on their way."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import copy
+import threading
+from collections import deque
+from typing import Any, NamedTuple
+
+from gradquorum.errors import ClosedError, UnavailableError
+from gradquorum.receipts import ApplyReceipt
+from gradquorum.targets.interface import Terms
+from gradquorum.targets.ray.records import Void
+from gradquorum.targets.ray.sending import Sender
+from gradquorum.validation import CheckedGradient, CheckedSparse
+
+__all__ = ["PendingApply", "SubmittingTarget", "submitting"]
+
+_MAX_CALLS = 2
+"""On their way at the same time: one is judged while the next is put together."""
+
+
+class PendingApply(concurrent.futures.Future[ApplyReceipt]):
+    """The receipt of an apply that is on its way."""
+
+    status = None
+    """Not known yet."""
+
+
+class _Submitted(NamedTuple):
+    gradients: CheckedGradient
+    terms: Terms
+    thread: int
+    future: PendingApply
+
+
+class SubmittingTarget:
+    """What an accumulator's `apply` hands its gradients to, instead of its target, when nobody is to wait.
+
+    Guarded by ``_changed``: all that is assigned outside `__init__`, and the deques.
+    """
+
+    def __init__(self, sender: Sender, client: Any, max_in_flight: int) -> None:
+        self._sender = sender
+        self._client = client
+        self._max_in_flight = max_in_flight
+        self._changed = threading.Condition()
+        self._waiting: deque[_Submitted] = deque()
+        self._num_in_flight = 0
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="gradquorum-submit", daemon=True)
+        self._thread.start()
+
+    def apply_plain(self, indices: Any, values: Any, terms: Terms) -> None:
+        """Leave the checks to the accumulator."""
+
+    def apply(self, gradients: CheckedGradient, terms: Terms) -> PendingApply:
+        """Queue a gradient; wait only while there are too many."""
+        gradients = gradients if terms.lend else [_kept(gradient) for gradient in gradients]
+        future = PendingApply()
+        future.set_running_or_notify_cancel()
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._num_in_flight < self._max_in_flight)
+            if self._closed:
+                raise ClosedError("this pipeline has been closed; make a new one to go on")
+            self._num_in_flight += 1
+            self._waiting.append(_Submitted(gradients, terms, threading.get_ident(), future))
+            self._changed.notify_all()
+        return future
+
+    def close(self) -> None:
+        """Wait until all that was submitted has its answer, and end the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        sent: deque[tuple[list[_Submitted], int, Any]] = deque()
+        while True:
+            with self._changed:
+                if not sent:
+                    self._changed.wait_for(lambda: self._closed or bool(self._waiting))
+                batch = list(self._waiting) if len(sent) < _MAX_CALLS else []
+                if batch:
+                    self._waiting.clear()
+                if not batch and not sent:
+                    return
+            if batch:
+                sent.append(self._send(batch))
+            if sent and (len(sent) == _MAX_CALLS or not self._waiting):
+                self._finish(*sent.popleft())
+
+    def _send(self, batch: list[_Submitted]) -> tuple[list[_Submitted], int, Any]:
+        """Send gradients in one call; None in its place if that could not be done."""
+        seen, call = self._client.incarnation, None
+        with contextlib.suppress(Exception):  # one after the other they will be told apart
+            for one in batch:
+                if one.terms.worker is not None:
+                    self._client.join(one.terms.worker)
+            call = self._sender.send(seen, [self._sender.prepare(one.gradients, one.terms) for one in batch])
+        return batch, seen, call
+
+    def _finish(self, batch: list[_Submitted], seen: int, call: Any) -> None:
+        """Wait for the answers. Without any, each gradient is offered by itself, and hears what there is to hear."""
+        answers: Any = None
+        if call is not None:
+            with contextlib.suppress(Exception):
+                answers = self._client.get(call)
+        for i, one in enumerate(batch):
+            try:
+                if answers is None and one.terms.sequence is None and call is not None:
+                    self._client.resume(seen)
+                    raise _unknown()
+                if answers is None or type(answers) is Void:
+                    receipt = self._sender.apply(one.gradients, one.terms, one.thread)
+                else:
+                    receipt = self._sender.receipt(one.terms, answers[i], one.thread)
+            except BaseException as error:
+                self._end(one.future.set_exception, error)
+            else:
+                self._end(one.future.set_result, receipt)
+
+    def _end(self, end: Any, outcome: Any) -> None:
+        with self._changed:
+            self._num_in_flight -= 1
+            self._changed.notify_all()
+        end(outcome)
+
+
+def _unknown() -> UnavailableError:
+    return UnavailableError("a call was lost; whether the gradient counted is not known", outcome_known=False)
+
+
+def _kept(gradient: Any) -> Any:
+    """Return a gradient that does not change when its owner writes to its arrays."""
+    if not gradient.borrowed:
+        return gradient
+    if isinstance(gradient, CheckedSparse):
+        return gradient._replace(values=gradient.values.copy(), borrowed=False)
+    return gradient._replace(value=gradient.value.copy(), borrowed=False)
+
+
+def submitting(accumulator: Any, target: SubmittingTarget) -> Any:
+    """Return an accumulator that applies without waiting; all else is the same."""
+    twin = copy.copy(accumulator)
+    twin._target = target
+    return twin
