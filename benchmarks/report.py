@@ -116,7 +116,7 @@ def floors_summary(floors: Sequence[Floor]) -> str:
 def environment(engines: Sequence[str]) -> dict[str, Any]:
     """Return where and with what the figures were taken."""
     versions = {"python": platform.python_version()}
-    for package in ("gradquorum", "numpy", "scipy", "torch", "tensorflow", "tensorflow_cpu"):
+    for package in ("gradquorum", "numpy", "scipy", "torch", "tensorflow", "tensorflow_cpu", "ray"):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -167,17 +167,17 @@ def ray_pool(ray_cluster):
     from tests.ray import pool
 
     ray_cluster.cloudpickle.register_pickle_by_value(pool)  # what Ray starts does not know the tests
-    with pool.Pool(ray_cluster):
-        yield
+    return pool.Pool(ray_cluster)
 
 
 @pytest.fixture(params=TARGETS)
 def target(request):
     """What to give as `target=`."""
     if request.param == "ray":
-        request.getfixturevalue("ray_pool")
-        return "ray"
-    return "local" if request.param == "local" else request.getfixturevalue("server").address
+        with request.getfixturevalue("ray_pool"):
+            yield "ray"
+    else:
+        yield "local" if request.param == "local" else request.getfixturevalue("server").address
 
 
 @pytest.fixture

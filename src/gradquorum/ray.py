@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -27,7 +28,9 @@ class Target:
             further names are custom resources. None asks for nothing.
         lifetime: None ends the round when no process that used it is left; ``"detached"`` keeps it until
             ``close(for_all=True)``.
-        durability: None. ``"checkpoint"`` is not offered yet.
+        durability: None lets a round be void when an actor of it dies. With ``"checkpoint"`` none ever is: a call that
+            changes the round is answered when the whole round is in a file, which costs as much as it holds.
+        folder: for the files of ``"checkpoint"``, the same one on all nodes. Needs the extra ``checkpoint``.
         bounds: None spreads ids by their hash. Ascending ids, one fewer than shards, let each shard hold a range:
             shard i those from ``bounds[i - 1]`` to below ``bounds[i]``.
 
@@ -35,7 +38,7 @@ class Target:
         InvalidArgumentError: an argument cannot be.
     """
 
-    __slots__ = ("bounds", "lifetime", "num_shards", "resources")
+    __slots__ = ("bounds", "durability", "folder", "lifetime", "num_shards", "resources")
 
     def __init__(
         self,
@@ -45,14 +48,19 @@ class Target:
         durability: str | None = None,
         *,
         bounds: Sequence[int] | None = None,
+        folder: str | os.PathLike[str] | None = None,
     ) -> None:
         self.num_shards = as_integer("num_shards", num_shards)
         if self.num_shards < 1:
             raise InvalidArgumentError(f"num_shards: expected 1 or more, got {num_shards}")
         if lifetime not in (None, "detached"):
             raise InvalidArgumentError(f"lifetime: expected None or 'detached', got {lifetime!r}")
-        if durability is not None:
-            raise InvalidArgumentError(f"durability: expected None, got {durability!r}")
+        if durability not in (None, "checkpoint"):
+            raise InvalidArgumentError(f"durability: expected None or 'checkpoint', got {durability!r}")
+        if (folder is None) is not (durability is None):
+            raise InvalidArgumentError(f"folder: expected one exactly with durability='checkpoint', got {folder!r}")
+        self.durability = durability
+        self.folder = None if folder is None else os.path.abspath(os.fspath(folder))
         if resources is not None and not isinstance(resources, Mapping):
             raise InvalidArgumentError(f"resources: expected a mapping or None, got {resources!r}")
         self.resources = dict(resources or {})

@@ -104,6 +104,8 @@ class Client:
         self._lock = threading.RLock()
         self.incarnation = 0
         self.reason = ""
+        self.is_durable = False
+        """Whether nothing was lost the last time that an incarnation ended."""
         self.shards: tuple[Any, ...] = ()
         self.bounds: tuple[int, ...] | None = None
         self._over = False
@@ -185,7 +187,7 @@ class Client:
         number = self.new_number()
         try:
             opened: Opened = self.get(self.coordinator.open.remote(self.token, [self._stay], number, spec))
-        except (RayActorError, ClosedError) as error:
+        except (RayActorError, ClosedError, UnavailableError) as error:
             self._over = find_coordinator(self.shared_name) is None or isinstance(error, ClosedError)
             raise _GoneError(f"the round {self.shared_name!r} cannot be reached: {error}") from error
         with self._lock:
@@ -251,6 +253,7 @@ class Client:
                         return
                     self.reason = resumed.reason
                     self.losses.void(resumed)
+                    self.is_durable = resumed.is_durable
                     self.incarnation = resumed.incarnation
 
     def _look(self, reason: BaseException, deadline: float) -> None:

@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from gradquorum.arrivals import arrival_report
-from gradquorum.errors import ClosedError, GradQuorumError, InvalidArgumentError, UnavailableError
+from gradquorum.errors import ClosedError, GradQuorumError, InvalidArgumentError
 from gradquorum.membership import Worker
 from gradquorum.specs import RoundSpec
 from gradquorum.targets.ray.cluster import make_shards
+from gradquorum.targets.ray.disk import Disk
 from gradquorum.targets.ray.incarnations import Incarnations
 from gradquorum.targets.ray.records import Detached, Failure, Judged, Offer, Opened, Resumed, Void
 from gradquorum.targets.ray.sessions import Session, Take
@@ -27,6 +28,9 @@ _END_SECONDS = 0.2
 """How long an ended coordinator stays to give its last answers."""
 _MAX_WAITS = 4096
 """Calls that may wait at the same time, each in a thread that costs nothing while it waits."""
+
+_NOTICE_SECONDS = 2.0
+"""How long after a call to a shard has failed we may hear that it has died."""
 
 _logger = logging.getLogger("gradquorum")
 
@@ -57,6 +61,7 @@ class Coordinator:
     """
 
     def __init__(self, shared_name: str, spec: RoundSpec, target: Any) -> None:
+        self._shared_name = shared_name
         self._spec = spec
         self._actors = make_shards(shared_name, spec, target)
         self._keeps = target.lifetime == "detached"
@@ -67,7 +72,8 @@ class Coordinator:
         self._watches: set[asyncio.Future[None]] = set()
         self._is_over = False
         self._may_wait = spec.options.max_bytes is not None
-        self.life = Incarnations(spec, self._actors, target.bounds, self._threads, self._sessions)
+        disk = None if target.folder is None else Disk(target.folder, shared_name)
+        self.life = Incarnations(spec, self._actors, target.bounds, self._threads, self._sessions, disk)
 
     # Sessions and handles
 
@@ -79,10 +85,11 @@ class Coordinator:
     @_answered
     async def open(self, token: bytes, stay: list[Any], number: int, spec: RoundSpec | None) -> Opened:
         if self._is_over:
-            raise _Over("the round has been closed")
+            raise ClosedError("the round has been closed")
         if spec is not None and spec.describe() != self._spec.describe():
             raise InvalidArgumentError(
-                f"shared_name: expected the spec it was made with, {self._spec.describe()}, got {spec.describe()}"
+                f"shared_name {self._shared_name!r}: expected the spec it was made with, {self._spec.describe()}, "
+                f"got {spec.describe()}"
             )
         session = self._session(token)
         self._watch(session, stay)
@@ -111,7 +118,7 @@ class Coordinator:
             self._join(session, worker)
             self.life.host.round.join(self.life.keeper, worker)
         marks = {worker: self.life.ground.marks[worker] for worker in asked if worker in self.life.ground.marks}
-        return Resumed(self.life.incarnation, self.life.reason, marks)
+        return Resumed(self.life.incarnation, self.life.reason, marks, self.life.disk is not None)
 
     @_answered
     async def close(self, token: bytes, number: int, for_all: bool) -> int:
@@ -121,6 +128,8 @@ class Coordinator:
             return 0
         count = self.life.host.round.close(handle, for_all=for_all)
         others = any(not other.closed for known in self._sessions.values() for other in known.handles.values())
+        if for_all and self.life.disk is not None:
+            self.life.disk.remove()
         if for_all or not others:
             count += self.life.host.round.close(self.life.keeper, for_all=True)
             self._end()
@@ -225,7 +234,20 @@ class Coordinator:
             if type(answer) is Void:
                 return answer
             answers.append(answer)
+        if not await self._saved(incarnation):
+            return self._void()
         return answers
+
+    async def _saved(self, incarnation: int) -> bool:
+        """Save what has changed, if the round is kept; False if the incarnation has ended meanwhile."""
+        try:
+            await self.life.save()
+        except GradQuorumError:
+            if incarnation == self.life.incarnation:
+                await asyncio.sleep(_NOTICE_SECONDS)  # if a shard has died, we are about to hear of it
+            if incarnation == self.life.incarnation:
+                raise
+        return incarnation == self.life.incarnation
 
     async def _judge(self, session: Session, handle: Handle, offer: Offer) -> Judged | Failure | Void:
         life, host, terms = self.life, self.life.host, offer.terms
@@ -290,7 +312,7 @@ class Coordinator:
         session = self._sessions.get(token)
         take = None if session is None else session.takes.get(number)
         if session is None or take is None:
-            return self._void()
+            return Void(self.life.reason, began=True)
         host, ticket = self.life.host, take.ticket
         while not ticket.decided and not take.withdrawn:
             try:
@@ -482,10 +504,6 @@ class Coordinator:
             self.life.ground.load(self.life.host.round.snapshot(handle))
             await self.life.record()
         return loaded
-
-
-class _Over(UnavailableError):
-    """The round has been closed, and its actors are about to go: a new one can be made soon."""
 
 
 _GRACE_SECONDS = 60.0

@@ -53,6 +53,15 @@ class Ground:
         if take in self._delivered:
             self._delivered.remove(take)
 
+    def remember(self, take: tuple[bytes, int]) -> None:
+        """Note that a take has been delivered."""
+        self._delivered.append(take)
+
+    @property
+    def delivered(self) -> tuple[tuple[bytes, int], ...]:
+        """The last takes that were."""
+        return tuple(self._delivered)
+
     def was_delivered(self, take: tuple[bytes, int]) -> bool:
         """Whether a take has been delivered, as far as that is remembered."""
         return take in self._delivered

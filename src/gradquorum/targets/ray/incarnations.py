@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 from gradquorum.errors import UnavailableError
 from gradquorum.specs import RoundSpec
 from gradquorum.targets.host import RoundHost
+from gradquorum.targets.ray.disk import Disk
 from gradquorum.targets.ray.ground import Ground
 from gradquorum.targets.ray.planning import RemoteReducer, Shards
 from gradquorum.targets.ray.records import Key, Void
@@ -52,12 +55,15 @@ class Incarnations:
         bounds: tuple[int, ...] | None,
         threads: Executor,
         sessions: Mapping[bytes, Session],
+        disk: Disk | None,
     ) -> None:
         self._spec = spec
         self._actors = actors
         self._bounds = bounds
         self._threads = threads
         self._sessions = sessions
+        self.disk = disk
+        """Where the round is kept beyond all actors, if it is."""
         self._beginning: asyncio.Future[None] | None = None
         self._watches: list[asyncio.Future[None]] = []
         self._told: set[asyncio.Future[Any]] = set()
@@ -86,7 +92,7 @@ class Incarnations:
 
         found = await self._all("recall")
         known = [recorded for recorded in found if recorded is not None]
-        if not known and ray.get_runtime_context().was_current_actor_reconstructed:
+        if not known and self.disk is None and ray.get_runtime_context().was_current_actor_reconstructed:
             self.is_lost = True  # to begin from nothing would let what was delivered count again
             raise UnavailableError(
                 "the coordinator and all shards have died together, and with them the marks of what was delivered; "
@@ -112,7 +118,8 @@ class Incarnations:
 
     async def _begin(self, ground: Ground) -> None:
         self.stop()
-        ground.incarnation = self.incarnation = max(self.incarnation, ground.incarnation + 1)
+        # By the clock, so that no two are the same even if nobody is left who knows of the one before.
+        ground.incarnation = self.incarnation = max(self.incarnation, ground.incarnation + 1, time.time_ns())
         await self._all("begin", ground.record())
         loop = asyncio.get_running_loop()
 
@@ -125,14 +132,40 @@ class Incarnations:
         keeper = self.host.round.open()
         assert keeper is not None
         self.keeper = keeper
-        self.host.round.restore(keeper, ground.snapshot(len(self._spec.members)))
+        if not await self._restored():
+            self.host.round.restore(keeper, ground.snapshot(len(self._spec.members)))
         for session in self._sessions.values():
             session.takes.clear()
+            for worker in session.workers:
+                self.host.round.join(keeper, worker)
             for number in session.handles:
                 handle = self.host.round.open()
                 assert handle is not None
                 session.handles[number] = handle
         self._watches = [asyncio.ensure_future(self._watch(i, actor)) for i, actor in enumerate(self._actors)]
+
+    async def _restored(self) -> bool:
+        """Put what was saved in the place of a new round; False if nothing was, or is."""
+        loaded = None if self.disk is None else self.disk.load()
+        if loaded is None:
+            return False
+        state, delivered = loaded
+        restore = functools.partial(self.host.load_state, self.keeper, state, rejoin=True)
+        await asyncio.get_running_loop().run_in_executor(self._threads, restore)
+        for take in delivered:
+            self.ground.remember(take)
+        return True
+
+    async def save(self) -> None:
+        """Have the round in its file, if it has one, before anybody hears of a change.
+
+        Raises:
+            GradQuorumError: it could not be saved.
+            UnavailableError: a shard has died.
+        """
+        if self.disk is not None:
+            arguments = self.host, self.keeper, self.ground.delivered
+            await asyncio.get_running_loop().run_in_executor(self._threads, self.disk.save, *arguments)
 
     async def _all(self, method: str, *arguments: Any) -> list[Any]:
         """Make a call to all shards, again and again to those that are being restarted."""
@@ -156,7 +189,10 @@ class Incarnations:
             self.end(f"shard {index} has died ({type(error).__name__})")
 
     async def record(self) -> None:
-        """Have the shards keep what has been delivered. At least one does so when this returns."""
+        """Have the shards keep what has been delivered. At least one does so when this returns, or the file does."""
+        if self.disk is not None:
+            await self.save()
+            return
         self.ground.look(self.host, self.keeper)
         recorded = self.ground.record()
         calls = [actor.record.remote(recorded) for actor in self._actors]

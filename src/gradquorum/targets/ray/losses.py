@@ -61,6 +61,8 @@ class Losses:
     def void(self, resumed: Resumed) -> None:
         """Find out what is lost, as a round was void."""
         with self._lock:
+            if resumed.is_durable:
+                return
             for worker, accepted in self._accepted.items():
                 lost = _undelivered(accepted.sequences, resumed.marks.get(worker))
                 lost |= self._lost.get(worker, _Accepted(0, set())).sequences

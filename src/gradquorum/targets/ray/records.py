@@ -147,7 +147,9 @@ class Resumed(NamedTuple):
     incarnation: int
     reason: str
     marks: Mapping[Worker, Marks]
-    """Of the workers asked about: what has been delivered or discarded."""
+    """Of the workers asked about: what has been delivered or discarded, or is safe."""
+    is_durable: bool
+    """Whether nothing is ever lost."""
 
 
 class Failure(NamedTuple):

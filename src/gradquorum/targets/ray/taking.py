@@ -109,10 +109,12 @@ class Taker:
                     answer = (merge or self._merge)(seen, answer)
             except RayError as error:
                 client.resume(seen, error)
-                client.raise_void(error)
+                if not client.is_durable:
+                    client.raise_void(error)
+                continue
             if type(answer) is Void:
                 client.resume(seen)
-                if answer.began:
+                if answer.began and not client.is_durable:
                     client.raise_void()
                 continue
             return None if answer is None else (build(answer),)
@@ -215,17 +217,22 @@ class Taker:
     def _start(
         self,
         take: int,
-        num_required: int,
+        terms: tuple[int, float | None, bool],
         build: Callable[[Merged], T],
         on_result: Callable[[T], None],
         on_error: Callable[[BaseException], None],
     ) -> None:
         """Wait for a take in a thread, where one of the two is called, unless it was withdrawn."""
-        token, coordinator = self._client.token, self._client.coordinator
+        token, coordinator, queued_in = self._client.token, self._client.coordinator, self._client.incarnation
+
+        def call(seen: int) -> Any:
+            if seen == queued_in:
+                return coordinator.await_take.remote(token, take)
+            return coordinator.take.remote(*self._take(seen, take), *terms)  # again: the queue of before is gone
 
         def run() -> None:
             try:
-                result = self._receive(lambda seen: coordinator.await_take.remote(token, take), num_required, build)
+                result = self._receive(call, terms[0], build)
                 if result is not None:
                     on_result(result[0])
             except BaseException as error:
@@ -246,7 +253,7 @@ class Taker:
             future.set_result(result)
 
         try:
-            self._start(take, num_required, build, deliver, future.set_exception)
+            self._start(take, (num_required, timeout, exact), build, deliver, future.set_exception)
         except BaseException:
             self._give_back(take)
             raise
@@ -264,7 +271,7 @@ class Taker:
         handover: Handover[T] = Handover(loop, arrived, lambda: self._give_back(take))
         self._handovers.add(handover)
         try:
-            self._start(take, num_required, build, handover.offer, handover.fail)
+            self._start(take, (num_required, timeout, exact), build, handover.offer, handover.fail)
             result = await arrived
             self._deliver(take)
             return result

@@ -15,6 +15,7 @@ from gradquorum.arrivals import ArrivalReport
 from gradquorum.errors import ClosedError, InvalidArgumentError, UnavailableError
 from gradquorum.receipts import ApplyReceipt
 from gradquorum.specs import DenseSpec, RoundSpec
+from gradquorum.staleness import to_words
 from gradquorum.targets.interface import AbstractTarget, Merged, Terms
 from gradquorum.targets.ray.client import Client, client_for, drop
 from gradquorum.targets.ray.sending import Sender
@@ -38,7 +39,8 @@ def open_on_ray(target: Any, shared_name: str, spec: RoundSpec | None, create: b
 
     Raises:
         ClosedError: the round may not be made and is not there.
-        InvalidArgumentError: the round of that name was made from another spec, or there is none to attach to.
+        InvalidArgumentError: the round of that name was made from another spec, there is none to attach to, or it
+            weighs late gradients by a function of the user's.
         UnavailableError: there is no cluster.
         GradQuorumError: Ray is not installed.
     """
@@ -46,6 +48,8 @@ def open_on_ray(target: Any, shared_name: str, spec: RoundSpec | None, create: b
 
     if target == "ray":
         target = Target()
+    if spec is not None:
+        to_words(spec.options.staleness)  # refuses a function of the user's, which the coordinator may not have
     try:
         client, number, opened = client_for(shared_name, spec, target, create)
     except LookupError:
