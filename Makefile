@@ -70,7 +70,7 @@ $(1)/.group-$(2): $(1)/.package pyproject.toml
 	@echo "make: installing the $(2) tools into $$(@D)"
 	@$$(PIP_INSTALL) --group $(2) && touch $$@
 endef
-$(foreach venv,$(VENVS),$(foreach group,lint test frameworks rivals,$(eval $(call group_rule,$(venv),$(group)))))
+$(foreach venv,$(VENVS),$(foreach group,lint test frameworks rivals ray,$(eval $(call group_rule,$(venv),$(group)))))
 
 # --- what people run --------------------------------------------------------------------------------------------------
 
@@ -90,7 +90,7 @@ test: $(MAIN)/.group-test ## the tests, under five minutes
 	$(MAIN)/bin/python -m pytest tests -m "not slow and not frameworks" $(PYTEST_ARGS)
 	@echo "make test: everything passed."
 
-test-all: $(ALL)/.group-test $(ALL)/.group-frameworks ## everything, with PyTorch and TensorFlow installed; nothing may be skipped
+test-all: $(ALL)/.group-test $(ALL)/.group-frameworks $(ALL)/.group-ray ## everything, with PyTorch, TensorFlow and Ray; nothing may be skipped
 	$(call check_engine,$(ALL)/bin/python)
 	$(ALL)/bin/python -m pytest --quiet --doctest-modules src
 	$(ALL)/bin/python -m pytest tests --require-all $(PYTEST_ARGS)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -12,9 +14,10 @@ import click
 
 import gradquorum as gq
 from gradquorum.cli.corpus import MAX_BYTES, Corpus, TextError, python_documentation, read_text
+from gradquorum.cli.ray_workers import local_ray
 from gradquorum.cli.report import Report
 from gradquorum.cli.study_command import STUDY_STRAGGLER, check_study, make_study
-from gradquorum.cli.training import Engine, Examples, Progress, Settings, Training
+from gradquorum.cli.training import Engine, Examples, Place, Progress, Settings, Training
 from gradquorum.engine import available_engines, engine_name
 
 WORDS_TO_READ = 400_000  # over all epochs, when --epochs is not given: the Python documentation seven times
@@ -26,6 +29,7 @@ NUM_NEIGHBOURS = 6
 @click.command()
 @click.option("--workers", type=click.IntRange(1, 64), show_default="4", help="Worker threads.")
 @click.option("--processes", type=click.IntRange(1, 64), metavar="N", help="Worker processes, instead of threads.")
+@click.option("--ray", "on_ray", is_flag=True, help="The workers are tasks of a Ray cluster on this machine.")
 @click.option(
     "--required",
     type=click.IntRange(1),
@@ -83,6 +87,7 @@ def demo(
     *,
     workers: int | None,
     processes: int | None,
+    on_ray: bool,
     required: int | None,
     straggler: int,
     dim: int,
@@ -104,6 +109,10 @@ def demo(
         raise click.BadParameter(
             "the workers are threads or processes: give one of the two", param_hint="'--processes'"
         )
+    if on_ray and (processes is not None or study is not None):
+        raise click.BadParameter("it goes with --workers, not with --processes or --study", param_hint="'--ray'")
+    if on_ray and importlib.util.find_spec("ray") is None:
+        raise click.BadParameter("it needs Ray: pip install 'gradquorum[ray]'", param_hint="'--ray'")
     if study is not None and processes is not None:
         raise click.BadParameter(
             "a study compares regimes of threads: give --workers instead", param_hint="'--processes'"
@@ -137,14 +146,14 @@ def demo(
         make_study(examples, studied, study, report)
         report.line(f"gradquorum demo --study: succeeded in {time.perf_counter() - start:.0f} s")
         return
-    with contextlib.nullcontext() if processes is None else gq.Server() as server:
+    with _place(on_ray, processes) as server:
         _train(examples, settings, server, epochs or _default_epochs(corpus), report)
         if compare and num_workers > 1:
             _compare_quorums(examples, settings, server, compare, report)
     report.line(f"gradquorum demo: succeeded in {time.perf_counter() - start:.0f} s")
 
 
-def _train(examples: Examples, settings: Settings, server: gq.Server | None, epochs: int, report: Report) -> None:
+def _train(examples: Examples, settings: Settings, server: Place, epochs: int, report: Report) -> None:
     """Train, showing progress, and print what the vectors have learned."""
     quorum = f"quorum {settings.required}; epochs {epochs}"
     report.line(f"{_workers(settings, server)}{_sleeping(settings)}; {quorum}; {settings.engine} engine")
@@ -160,9 +169,7 @@ def _train(examples: Examples, settings: Settings, server: gq.Server | None, epo
     report.nearest(nearest)
 
 
-def _compare_quorums(
-    examples: Examples, settings: Settings, server: gq.Server | None, seconds: int, report: Report
-) -> None:
+def _compare_quorums(examples: Examples, settings: Settings, server: Place, seconds: int, report: Report) -> None:
     """Train from the start for the same time with all workers required, and with fewer; print both."""
     fewer = min(settings.required, settings.workers - 1)
     rows: list[tuple[str, Progress, float]] = []
@@ -192,8 +199,23 @@ def _name(text: Path | None) -> str:
     return f"the first {MAX_BYTES >> 20} MiB of {name}" if text.stat().st_size > MAX_BYTES else name
 
 
-def _workers(settings: Settings, server: gq.Server | None) -> str:
-    return f"{settings.workers} {'workers' if server is None else 'worker processes'}"
+@contextlib.contextmanager
+def _place(on_ray: bool, processes: int | None) -> Iterator[Place]:
+    """Yield where the group is to be."""
+    if on_ray:
+        with local_ray():
+            yield "ray"
+    elif processes is not None:
+        with gq.Server() as server:
+            yield server
+    else:
+        yield None
+
+
+def _workers(settings: Settings, server: Place) -> str:
+    if server is None:
+        return f"{settings.workers} workers"
+    return f"{settings.workers} {'tasks on Ray' if server == 'ray' else 'worker processes'}"
 
 
 def _sleeping(settings: Settings) -> str:

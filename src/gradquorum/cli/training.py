@@ -19,10 +19,13 @@ import numpy.typing as npt
 
 import gradquorum as gq
 from gradquorum.cli.corpus import Corpus, Ids
+from gradquorum.cli.ray_workers import RayExecutor
 from gradquorum.cli.word_vectors import Adagrad, Batch, NegativeSampler, WordVectors
 from gradquorum.groups import GroupGradient
 
 Engine = Literal["native", "reference"]
+Place = gq.Server | Literal["ray"] | None
+"""Where workers and group are: with a server, on a Ray cluster of this machine, or in this process."""
 
 MAX_HELD_OUT = 4096  # pairs
 _NEVER = 2**63 - 1  # a step that nobody publishes
@@ -155,7 +158,8 @@ class Training:
     """Trains `vectors` on `examples` with a chief and `settings.workers` workers.
 
     Without a server the workers are threads. With one they are processes: the group is the server's, and the tables
-    are in shared memory. The chief is in the server's process.
+    are in shared memory. The chief is in the server's process. With "ray" in its place the workers are tasks of a Ray
+    cluster on this machine, where the group lives, too.
 
     Both tables are members of one group, so a gradient counts for both or for neither.
 
@@ -172,7 +176,7 @@ class Training:
     workers are required, a seed therefore gives the same vectors to the last bit, by threads and by processes.
     """
 
-    def __init__(self, examples: Examples, settings: Settings, server: gq.Server | None = None) -> None:
+    def __init__(self, examples: Examples, settings: Settings, server: Place = None) -> None:
         self._examples = examples
         self._settings = settings = replace(
             settings, batch_size=min(settings.batch_size, len(examples.pairs) // settings.workers)
@@ -187,8 +191,10 @@ class Training:
             "output": Adagrad(self.vectors.output, settings.learning_rate),
         }
         spec = gq.SparseSpec(np.float32, (num_words, dim), "MEAN_BY_COUNT")
-        make_group = gq.AccumulatorGroup if server is None else server.group
-        self._group = make_group({"input": spec, "output": spec}, order="worker", engine=settings.engine)
+        target = server or "local"
+        self._group = gq.AccumulatorGroup(
+            {"input": spec, "output": spec}, order="worker", engine=settings.engine, target=target
+        )
 
     def held_out_loss(self) -> float:
         """Return the loss on the pairs that were set aside."""
@@ -228,6 +234,8 @@ class Training:
     def _executor(self) -> Executor:
         if self._server is None:
             return ThreadPoolExecutor(self._settings.workers)
+        if self._server == "ray":
+            return RayExecutor()
         return ProcessPoolExecutor(self._settings.workers, get_context("spawn"))
 
     def _start(self, executor: Executor, index: int) -> Future[None]:

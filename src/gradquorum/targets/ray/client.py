@@ -12,7 +12,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
-from gradquorum.errors import ClosedError, ResourceExhaustedError, UnavailableError
+from gradquorum.errors import ClosedError, GradQuorumError, ResourceExhaustedError, UnavailableError
 from gradquorum.membership import Worker
 from gradquorum.specs import RoundSpec
 from gradquorum.targets.ray.cluster import find_coordinator, make_coordinator, the_ray
@@ -223,11 +223,14 @@ class Client:
         Raises:
             ClosedError: the round has been closed.
             UnavailableError: coordinator and shards do not come back.
+            GradQuorumError: nobody has died: an actor has failed.
         """
-        from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayActorError
+        from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayActorError, RayError, RayTaskError
 
         if isinstance(error, (ObjectStoreFullError, OutOfDiskError)):
             raise ResourceExhaustedError(f"Ray has no memory for the gradient: {error}; nothing has changed") from error
+        if isinstance(error, RayTaskError) and not isinstance(error.cause, RayError):
+            raise GradQuorumError(f"an actor of the round {self.shared_name!r} failed: {error.cause!r}") from error
         deadline = time.monotonic() + _BACK_SECONDS
         with self._lock:
             while self.incarnation == seen:
@@ -249,7 +252,8 @@ class Client:
                 except self._ray.exceptions.GetTimeoutError as reason:
                     raise UnavailableError(f"the round {self.shared_name!r} does not come back") from reason
                 else:
-                    if resumed.incarnation == seen:  # a call was lost, and nothing else
+                    if resumed.incarnation == seen:  # a call was lost, or we shall hear why in a moment
+                        time.sleep(_RETRY_SECONDS)
                         return
                     self.reason = resumed.reason
                     self.losses.void(resumed)
