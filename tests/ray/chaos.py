@@ -57,24 +57,19 @@ class Worker:
         """Offer gradients until told to stop. A worker that takes the place of a killed one goes on where that was."""
         acc = gq.attach(name, "ray")
         todo = []
-        following = self.hear(board, todo, lambda: acc.last_sequence(worker)) + 1
+        following = acc.last_sequence(worker) + 1  # nothing of ours can be lost yet
         while True:
             sequence = todo.pop(0) if todo else following
-            receipt = self.hear(board, todo, lambda sequence=sequence: offer(acc, worker, sequence))
-            following = max(following, sequence + 1)
-            first = receipt.first_status or receipt.status
-            assert first is gq.ApplyStatus.ACCEPTED, receipt
-            if receipt and ray.get(board.accepted.remote(worker, sequence)) and not todo:
-                return sequence
-
-    def hear(self, board, todo, call):
-        """Make a call until it is answered; what is lost meanwhile is to be done again."""
-        while True:
             try:
-                return call()
+                receipt = offer(acc, worker, sequence)
             except gq.UnavailableError as error:
                 ray.get(board.lost.remote(error.resend))
-                todo.extend(sequence for _, sequence in error.resend)
+                todo = sorted({*todo, sequence, *(lost for _, lost in error.resend)})  # the window is 64 wide
+                continue
+            following = max(following, sequence + 1)
+            assert (receipt.first_status or receipt.status) is gq.ApplyStatus.ACCEPTED, receipt
+            if receipt and ray.get(board.accepted.remote(worker, sequence)) and not todo:
+                return sequence
 
 
 def offer(acc, worker, sequence):
@@ -111,6 +106,9 @@ class Chaos:
         """Take a round and note which gradients are in it, each whole."""
         try:
             result = self.acc.take_grad(num_required, timeout=WAIT_SECONDS)
+        except gq.DeadlineExceededError:
+            self.revive()  # says it if a worker has failed
+            raise
         except gq.UnavailableError:
             self.voids += 1
             return False
@@ -138,7 +136,7 @@ class Chaos:
             self.revive()
 
     def revive(self):
-        """Start the workers again that went with their node."""
+        """Start the workers again that went with their node. One that failed in itself fails the test."""
         for worker, (_, call) in enumerate(self.workers):
             done, _ = ray.wait([call], timeout=0)
             if done:
