@@ -55,7 +55,9 @@ def split(
 
 def own(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return a copy of an array of Ray's, which is read only and whose dtype, having travelled, is not NumPy's own."""
-    return np.array(array, dtype)
+    copied = np.empty(array.shape, dtype)
+    copied[...] = array
+    return copied
 
 
 def join(

@@ -1,0 +1,98 @@
+"""What of the Ray target needs no Ray: splitting, joining, losses, and the model of its cost."""
+
+import numpy as np
+import pytest
+
+import gradquorum as gq
+from benchmarks.simulate_ray import Costs, Load, bounds, simulate
+from gradquorum.marks import NO_MARKS
+from gradquorum.receipts import ApplyReceipt, ApplyStatus
+from gradquorum.targets.interface import Terms
+from gradquorum.targets.ray.losses import Losses
+from gradquorum.targets.ray.records import Judged, Resumed
+from gradquorum.targets.ray.splitting import join, shards_of, split
+
+
+@pytest.mark.parametrize("bounds", [None, (100, 5000)])
+def test_join_of_a_split_gives_the_same_rows_in_arrays_of_its_own(bounds):
+    rng = np.random.default_rng(0)
+    ids = np.unique(rng.integers(0, 2**62, 1000) % 10**4)
+    values = rng.normal(size=(len(ids), 3))
+    parts = split(ids, values, 3, bounds)
+    counts = ids % 7
+    results = [(part.indices, part.values, part.indices % 7) for part in parts]
+    joined = join(results, values.dtype)
+    for got, expected in zip(joined, (ids, values, counts), strict=True):
+        np.testing.assert_array_equal(got, expected)
+        assert got.flags.writeable and not any(np.shares_memory(got, array) for part in results for array in part)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 64, 1024, 10**9])
+def test_hash_spreads_ids_of_any_stride_evenly(stride):
+    found = np.bincount(shards_of(np.arange(8000, dtype=np.int64) * stride, 4), minlength=4)
+    assert found.min() > 1000, found
+
+
+def test_bounds_give_each_shard_its_range():
+    ids = np.array([0, 9, 10, 49, 50, 2**62])
+    np.testing.assert_array_equal(shards_of(ids, 3, (10, 50)), [0, 0, 1, 1, 2, 2])
+
+
+def judged(status=ApplyStatus.ACCEPTED, marks=None, serial=0, settled=0):
+    return Judged(ApplyReceipt(status, 0, 0, 1), serial, settled, marks)
+
+
+def resumed(**marks):
+    return Resumed(2, "it died", marks, is_durable=False)
+
+
+def note(losses, worker, sequence, answer, thread=7):
+    losses.note(Terms(0, worker, sequence), answer, thread)
+
+
+def test_losses_are_what_was_accepted_and_not_delivered_each_named_once():
+    losses = Losses()
+    delivered = NO_MARKS.judged(0, ApplyStatus.ACCEPTED)
+    for sequence in range(3):
+        note(losses, "a", sequence, judged(marks=delivered))
+    note(losses, "a", 3, judged(ApplyStatus.STALE, delivered))
+    note(losses, "b", 5, judged())
+    losses.report("nothing", "a")
+    losses.void(resumed(a=delivered.judged(2, ApplyStatus.ACCEPTED)))
+    with pytest.raises(gq.UnavailableError) as caught:
+        losses.report("it died", "a")
+    assert caught.value.resend == (("a", 1),)
+    losses.report("it died", "a")
+    losses.report("it died", None)  # this is no thread that has offered anything
+    with pytest.raises(gq.UnavailableError) as caught:
+        losses.report("it died", "b")
+    assert caught.value.resend == (("b", 5),)
+
+
+def test_losses_without_a_sequence_are_counted_until_their_round_was_delivered():
+    losses = Losses()
+    for serial, settled in ((0, 0), (0, 0), (1, 1)):
+        losses.note(Terms(0), judged(serial=serial, settled=settled), 7)
+    losses.void(resumed())
+    with pytest.raises(gq.UnavailableError) as caught:
+        losses.report("it died", None)
+    assert (caught.value.num_lost, caught.value.resend) == (1, ())
+
+
+def test_nothing_is_lost_of_a_round_that_is_kept():
+    losses = Losses()
+    note(losses, 1, 0, judged())
+    losses.void(resumed()._replace(is_durable=True))
+    losses.report("it died", 1)
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize("workers", [1, 8, 500])
+@pytest.mark.parametrize("num_bytes", [1 << 10, 1 << 20])
+def test_simulation_keeps_the_bounds_and_comes_near_the_least_when_that_is_not_the_workers(shards, workers, num_bytes):
+    load, costs = Load(workers, shards, num_bytes, 0.01), Costs()
+    limits = bounds(load, costs)
+    got = simulate(load, costs)
+    assert got <= 1.01 * min(limits.values())
+    if min(limits, key=lambda what: limits[what]) != "workers" and workers == 500:
+        assert got >= 0.9 * min(limits.values())
