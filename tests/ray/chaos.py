@@ -25,7 +25,8 @@ FAST_HEALTH_CHECKS = {
     "health_check_timeout_ms": 2000,
     "health_check_failure_threshold": 3,
 }
-WAIT_SECONDS = 120.0
+LOOK_SECONDS = 5.0
+WAIT_SECONDS = 90.0
 
 
 @ray.remote(num_cpus=0)
@@ -104,14 +105,17 @@ class Chaos:
 
     def take(self, num_required):
         """Take a round and note which gradients are in it, each whole."""
-        try:
-            result = self.acc.take_grad(num_required, timeout=WAIT_SECONDS)
-        except gq.DeadlineExceededError:
-            self.revive()  # says it if a worker has failed
-            raise
-        except gq.UnavailableError:
-            self.voids += 1
-            return False
+        deadline = time.monotonic() + WAIT_SECONDS
+        while True:
+            try:
+                result = self.acc.take_grad(num_required, timeout=LOOK_SECONDS)
+                break
+            except gq.DeadlineExceededError:
+                assert time.monotonic() < deadline, [ray.wait([call], timeout=0) for _, call in self.workers]
+                self.revive()  # Ray may have needed a while to see that a node, and all workers with it, is gone
+            except gq.UnavailableError:
+                self.voids += 1
+                return False
         assert (result.values == 1).all() and len(result.indices) == ROWS * result.num_gradients
         firsts = result.indices[::ROWS]
         np.testing.assert_array_equal(result.indices.reshape(-1, ROWS), firsts[:, None] + np.arange(ROWS))

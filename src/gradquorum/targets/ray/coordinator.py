@@ -5,25 +5,29 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from gradquorum.arrivals import arrival_report
 from gradquorum.errors import ClosedError, GradQuorumError, InvalidArgumentError
 from gradquorum.membership import Worker
 from gradquorum.specs import RoundSpec
+from gradquorum.targets.ray.answers import Answers
 from gradquorum.targets.ray.cluster import make_shards
 from gradquorum.targets.ray.disk import Disk
 from gradquorum.targets.ray.incarnations import Incarnations
-from gradquorum.targets.ray.records import Detached, Failure, Judged, Offer, Opened, Resumed, Void
-from gradquorum.targets.ray.sessions import Session, Take
-from gradquorum.waiters import Deadline, Handle, Ticket
+from gradquorum.targets.ray.leases import Leases
+from gradquorum.targets.ray.queue import TakeQueue
+from gradquorum.targets.ray.records import Failure, Judged, Offer, Opened, Resumed, Void
+from gradquorum.targets.ray.sessions import Session
+from gradquorum.waiters import Handle
 
 __all__ = ["Coordinator"]
 
 C = TypeVar("C", bound=Callable[..., Coroutine[Any, Any, Any]])
 
+_GRACE_SECONDS = 60.0
+"""How long a round without any process waits for the next one."""
 _END_SECONDS = 0.2
 """How long an ended coordinator stays to give its last answers."""
 _MAX_WAITS = 4096
@@ -67,13 +71,13 @@ class Coordinator:
         self._keeps = target.lifetime == "detached"
         self._threads = ThreadPoolExecutor(_MAX_WAITS, thread_name_prefix="gradquorum")
         self._sessions: dict[bytes, Session] = {}
-        self._leases: dict[Worker, set[bytes]] = {}
-        """The sessions over which each worker has joined: it leaves when the last of them ends."""
-        self._watches: set[asyncio.Future[None]] = set()
         self._is_over = False
         self._may_wait = spec.options.max_bytes is not None
         disk = None if target.folder is None else Disk(target.folder, shared_name)
         self.life = Incarnations(spec, self._actors, target.bounds, self._threads, self._sessions, disk)
+        self._leases = Leases(self.life)
+        self._takes = TakeQueue(self.life, self._sessions)
+        self._answers = Answers(self.life, self._leases)
 
     # Sessions and handles
 
@@ -115,7 +119,7 @@ class Coordinator:
                 assert handle is not None
                 session.handles[number] = handle
         for worker in joined:
-            self._join(session, worker)
+            self._leases.join(session, worker)
             self.life.host.round.join(self.life.keeper, worker)
         marks = {worker: self.life.ground.marks[worker] for worker in asked if worker in self.life.ground.marks}
         return Resumed(self.life.incarnation, self.life.reason, marks, self.life.disk is not None)
@@ -162,8 +166,7 @@ class Coordinator:
         for handle in session.handles.values():
             round_.close(handle) if not handle.closed else None
         round_.settle()
-        for worker in session.workers:
-            self._leave(session, worker)
+        self._leases.lose(session)
         self.life.forget_session(session.token)
         self.flush()
         if not self._sessions and not self._keeps:
@@ -198,19 +201,6 @@ class Coordinator:
             raise ClosedError("this handle has been closed; make a new accumulator or group to go on")
         return session, handle
 
-    def _void(self) -> Void:
-        return Void(self.life.reason)
-
-    async def _in_thread(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Make a call that may wait. If the incarnation ends meanwhile, that is the answer."""
-        incarnation = self.life.incarnation
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
-        except GradQuorumError:
-            if incarnation != self.life.incarnation:
-                return self._void()
-            raise
-
     def flush(self) -> None:
         """Tell the shards what they may let go of."""
         self.life.flush()
@@ -227,7 +217,7 @@ class Coordinator:
             if type(answer) is Failure:
                 raise answer.error
         if found is None:
-            return self._void()
+            return self.life.void()
         answers: list[Any] = []
         for offer in offers:
             answer = await self._judge(*found, offer)
@@ -235,7 +225,7 @@ class Coordinator:
                 return answer
             answers.append(answer)
         if not await self._saved(incarnation):
-            return self._void()
+            return self.life.void()
         return answers
 
     async def _saved(self, incarnation: int) -> bool:
@@ -256,9 +246,9 @@ class Coordinator:
         serial = host.round.serial
         try:
             if terms.worker is not None:
-                self._join(session, terms.worker)
+                self._leases.join(session, terms.worker)
             if self._may_wait:
-                receipt = await self._in_thread(host.apply, handle, parts, terms)
+                receipt = await self.life.in_thread(host.apply, handle, parts, terms)
                 if type(receipt) is Void:
                     return receipt
             else:
@@ -274,114 +264,36 @@ class Coordinator:
 
     @_answered
     async def take(self, token: bytes, incarnation: int, number: int, take: int, *terms: Any) -> Any:
-        queued = self._enqueue(token, incarnation, number, take, *terms)
-        return queued if type(queued) is Void else await self._await(token, take)
+        found = self._get(token, incarnation, number)
+        if found is None:
+            return self.life.void()
+        self._takes.enqueue(*found, take, *terms)
+        return await self._takes.wait(token, take)
 
     @_answered
     async def enqueue(self, token: bytes, incarnation: int, number: int, take: int, *terms: Any) -> Void | None:
-        """Put a take in the queue."""
-        return self._enqueue(token, incarnation, number, take, *terms)
+        """Put a take in the queue, for `await_take`."""
+        found = self._get(token, incarnation, number)
+        if found is None:
+            return self.life.void()
+        self._takes.enqueue(*found, take, *terms)
+        return None
 
     @_answered
     async def await_take(self, token: bytes, take: int) -> Any:
-        """Wait for a take that is in the queue."""
-        return await self._await(token, take)
-
-    def _enqueue(
-        self,
-        token: bytes,
-        incarnation: int,
-        number: int,
-        take: int,
-        num_required: int,
-        timeout: float | None,
-        exact: bool,
-    ) -> Void | None:
-        found = self._get(token, incarnation, number)
-        if found is None:
-            return self._void()
-        session, handle = found
-        session.forget_delivered()
-        loop, decided = asyncio.get_running_loop(), asyncio.Event()
-        ticket = Ticket(handle, num_required, exact, wake=functools.partial(loop.call_soon_threadsafe, decided.set))
-        self.life.host.round.enqueue(ticket)
-        session.takes[take] = Take(ticket, decided, Deadline(timeout), incarnation)
-        return None
-
-    async def _await(self, token: bytes, number: int) -> Any:
-        session = self._sessions.get(token)
-        take = None if session is None else session.takes.get(number)
-        if session is None or take is None:
-            return Void(self.life.reason, began=True)
-        host, ticket = self.life.host, take.ticket
-        while not ticket.decided and not take.withdrawn:
-            try:
-                left = None if take.deadline.timeout is None else take.deadline.left()
-                await asyncio.wait_for(take.decided.wait(), left)
-            except TimeoutError:
-                host.round.expire(ticket)
-        if take.incarnation != self.life.incarnation:
-            return Void(self.life.reason, began=True)
-        if take.withdrawn:
-            del session.takes[number]
-            return None
-        try:
-            ticket.raise_error()
-            assert ticket.batch is not None
-            merged = host.merge(ticket.batch)
-        except BaseException:
-            session.takes.pop(number, None)
-            host.round.abandoned.append(ticket)
-            host.round.settle()
-            raise
-        return Detached(tuple(merged.members), merged.num_gradients, merged.step, merged.workers)
+        return await self._takes.wait(token, take)
 
     @_answered
-    async def withdraw(self, token: bytes, number: int) -> bool:
-        """Take a take out of the queue; False if it has been decided already."""
-        session = self._sessions.get(token)
-        take = None if session is None else session.takes.get(number)
-        if take is None or take.incarnation != self.life.incarnation:
-            return False
-        take.withdrawn = take.withdrawn or self.life.host.round.withdraw(take.ticket)
-        if take.withdrawn:
-            take.decided.set()
-        return take.withdrawn
+    async def withdraw(self, token: bytes, take: int) -> bool:
+        return await self._takes.withdraw(token, take)
 
     @_answered
-    async def deliver(self, token: bytes, number: int, final: bool) -> Void | None:
-        """Record that a round has arrived. Unless that is final, it can be given back until the next take."""
-        if self.life.ground.was_delivered((token, number)):
-            return None
-        session = self._sessions.get(token)
-        take = None if session is None else session.takes.get(number)
-        if session is None or take is None or take.incarnation != self.life.incarnation or take.ticket.batch is None:
-            return self._void()
-        batch = take.ticket.batch
-        self.life.host.round.deliver(take.ticket)
-        take.before = self.life.ground.settle(batch.contributions, (token, number))
-        if final:
-            session.forget_take(number)
-        await self.life.record()
-        return None
+    async def deliver(self, token: bytes, take: int, final: bool) -> Void | None:
+        return await self._takes.deliver(token, take, final)
 
     @_answered
-    async def give_back(self, token: bytes, number: int) -> None:
-        """Keep a round for the next take: it did not arrive, or was lost by who had received it."""
-        session = self._sessions.get(token)
-        take = None if session is None else session.takes.pop(number, None)
-        if take is None or take.incarnation != self.life.incarnation:
-            return
-        if take.before is not None:
-            self.life.ground.unsettle(take.before, (token, number))
-        self.life.host.round.abandoned.append(take.ticket)
-        orphaned = self.life.host.round.settle()
-        if orphaned:
-            _logger.warning("%d gradients were discarded: a take was cut off after the accumulator closed", orphaned)
-        take.withdrawn = True
-        take.decided.set()
-        if take.before is not None:
-            await self.life.record()
+    async def give_back(self, token: bytes, take: int) -> None:
+        await self._takes.give_back(token, take)
 
     # All the rest is the round's own
 
@@ -389,122 +301,5 @@ class Coordinator:
     async def ask(self, token: bytes, incarnation: int, number: int, what: str, *arguments: Any) -> Any:
         found = self._get(token, incarnation, number)
         if found is None:
-            return self._void()
-        session, handle = found
-        return await getattr(self, f"_{what}")(session, handle, *arguments)
-
-    async def _figures(self, session: Session, handle: Handle) -> Any:
-        return self.life.host.round.figures()
-
-    async def _num_accumulated(self, session: Session, handle: Handle) -> int:
-        return self.life.host.round.num_accumulated(handle)
-
-    async def _global_step(self, session: Session, handle: Handle) -> int:
-        return self.life.host.round.step
-
-    async def _published_step(self, session: Session, handle: Handle) -> int:
-        return self.life.host.round.publication.step
-
-    async def _num_workers(self, session: Session, handle: Handle) -> int:
-        return self.life.host.round.num_workers
-
-    async def _num_undelivered(self, session: Session, handle: Handle) -> int:
-        return self.life.host.round.num_undelivered
-
-    async def _num_deferred(self, session: Session, handle: Handle) -> int:
-        return self.life.host.round.num_deferred
-
-    async def _num_waiting(self, session: Session, handle: Handle) -> int:
-        return self.life.host.round.num_waiting
-
-    async def _num_blocked(self, session: Session, handle: Handle) -> int:
-        return self.life.host.round.budget.num_waiting
-
-    async def _closed(self, session: Session, handle: Handle) -> bool:
-        return handle.closed
-
-    async def _set_global_step(self, session: Session, handle: Handle, step: int) -> int:
-        before = self.life.host.round.set_step(handle, step)
-        await self.life.record()
-        return before
-
-    async def _publish(self, session: Session, handle: Handle, step: int | None, only_raise: bool) -> int:
-        published = self.life.host.round.publish(handle, step, only_raise=only_raise)
-        await self.life.record()
-        return published
-
-    async def _wait_published(self, session: Session, handle: Handle, step: int, timeout: float | None) -> Any:
-        publication = self.life.host.round.publication
-        if timeout == 0 or publication.step >= step:
-            return publication.wait(handle, step, Deadline(0.0))
-        return await self._in_thread(publication.wait, handle, step, Deadline(timeout))
-
-    def _join(self, session: Session, worker: Worker) -> None:
-        session.workers.add(worker)
-        self._leases.setdefault(worker, set()).add(session.token)
-
-    async def _join_worker(self, session: Session, handle: Handle, worker: Worker) -> None:
-        self.life.host.round.join(handle, worker)
-        self._join(session, worker)
-
-    def _leave(self, session: Session, worker: Worker) -> None:
-        """End the lease of a session; with the last one the worker leaves."""
-        leases = self._leases.get(worker, set())
-        leases.discard(session.token)
-        if not leases:
-            self._leases.pop(worker, None)
-            self.life.host.round.leave(worker)
-
-    async def _leave_worker(self, session: Session, handle: Handle, worker: Worker) -> None:
-        session.workers.discard(worker)
-        self._leases.pop(worker, None)
-        self.life.host.round.leave(worker)
-
-    async def _watch_worker(self, session: Session, handle: Handle, worker: Worker, call: list[Any]) -> None:
-        """Let a worker be live until a call ends, and leave with its error, if it has one."""
-        self.life.host.round.join(handle, worker)
-        watch = asyncio.ensure_future(self._leave_with(worker, call[0]))
-        self._watches.add(watch)
-        watch.add_done_callback(self._watches.discard)
-
-    async def _leave_with(self, worker: Worker, call: Any) -> None:
-        why = None
-        try:
-            await call
-        except Exception as error:
-            cause = getattr(error, "cause", None) or error
-            why = f"raised {type(cause).__name__}: {cause}"
-        await self.life.ready()
-        self._leases.pop(worker, None)
-        self.life.host.round.leave(worker, why)
-        self.flush()
-
-    async def _last_sequence(self, session: Session, handle: Handle, worker: Worker) -> int:
-        return self.life.host.round.last_sequence(handle, worker)
-
-    async def _observe(self, session: Session, handle: Handle, num_rounds: int | None) -> None:
-        self.life.host.round.observe(handle, num_rounds)
-
-    async def _arrivals(self, session: Session, handle: Handle) -> Any:
-        return arrival_report(self.life.host.round.arrival_times(handle))
-
-    async def _discard(self, session: Session, handle: Handle) -> int:
-        snapshot = self.life.host.round.snapshot(handle)
-        count = self.life.host.round.discard(handle)
-        self.life.ground.settle([*snapshot.log, *snapshot.deferred], None)
-        await self.life.record()
-        return count
-
-    async def _state(self, session: Session, handle: Handle) -> Any:
-        return await self._in_thread(self.life.host.state, handle)
-
-    async def _load_state(self, session: Session, handle: Handle, state: Mapping[str, Any]) -> Any:
-        loaded = await self._in_thread(self.life.host.load_state, handle, state)
-        if type(loaded) is not Void:
-            self.life.ground.load(self.life.host.round.snapshot(handle))
-            await self.life.record()
-        return loaded
-
-
-_GRACE_SECONDS = 60.0
-"""How long a round without any process waits for the next one."""
+            return self.life.void()
+        return await getattr(self._answers, what)(*found, *arguments)

@@ -7,11 +7,11 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
-from gradquorum.errors import UnavailableError
+from gradquorum.errors import GradQuorumError, UnavailableError
 from gradquorum.specs import RoundSpec
 from gradquorum.targets.host import RoundHost
 from gradquorum.targets.ray.disk import Disk
@@ -202,6 +202,22 @@ class Incarnations:
             self.end("a shard has died or was restarted")
         if len(failed) == len(answers):
             await self.ready()  # to begin is to record, too
+
+    # For calls
+
+    def void(self) -> Void:
+        """Return the answer to a call about an incarnation that is over."""
+        return Void(self.reason)
+
+    async def in_thread(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Make a call that may wait. If the incarnation ends meanwhile, that is the answer."""
+        incarnation = self.incarnation
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+        except GradQuorumError:
+            if incarnation != self.incarnation:
+                return self.void()
+            raise
 
     # What shards may let go of
 
