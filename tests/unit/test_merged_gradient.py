@@ -15,7 +15,7 @@ FLOATING = ["float16", ml_dtypes.bfloat16, "float32", "float64", "complex64", "c
 def gradient(values, dtype="float32"):
     values = np.asarray(values, dtype)
     counts = np.ones(len(values), np.int64)
-    return gq.SparseGradient(np.arange(len(values)), values, (-1, *values.shape[1:]), 1, 0, counts)
+    return gq.SparseGradient(np.arange(len(values)), values, np.array([-1, *values.shape[1:]]), 1, 0, counts)
 
 
 def group_gradient(**members):
