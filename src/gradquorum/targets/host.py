@@ -23,7 +23,7 @@ from gradquorum.targets.interface import Merged, Terms
 from gradquorum.validation import CheckedGradient, CheckedSparse, check_row_shape
 from gradquorum.waiters import Deadline, Handle
 
-__all__ = ["RoundHost"]
+__all__ = ["RoundHost", "plainest"]
 
 _COMPACT_FROM_BYTES = 1 << 20
 _SPARSE_GROWTH = 2.5
@@ -59,7 +59,7 @@ class RoundHost:
         self._compacts = options.compact and not self._by_worker
         self._check_finite = options.on_nonfinite != "keep"
         self._refuses_nonfinite = options.on_nonfinite == "raise"
-        self._plain_block, self._row_shape, self._num_table_rows = self._plainest()
+        self._plain_block, self._row_shape, self._num_table_rows = plainest(spec, self._reducers[0])
         self.coroutines: set[Any] = set()
         """The takes that coroutines wait for, in case their event loop is closed under them."""
         self.round = Round(
@@ -71,17 +71,6 @@ class RoundHost:
             compact_from_bytes=0 if only_dense else _COMPACT_FROM_BYTES,
             staleness=self._policy,
         )
-
-    def _plainest(self) -> tuple[Callable[..., Any] | None, tuple[int, ...] | None, int]:
-        """Return what `apply_plain` needs: how to make a block, the row shape (None for any), the rows of the table."""
-        spec = self._specs[0]
-        rows, *row_shape = spec.shape or (None,)
-        if len(self._specs) > 1 or isinstance(spec, DenseSpec) or (spec.shape and None in row_shape):
-            return None, None, 0
-        if self._policy.weighs:  # what a block weighs depends on the step
-            return None, None, 0
-        known = tuple(size for size in row_shape if size is not None)
-        return self._reducers[0].plain_block, known if spec.shape else None, MAX_INT64 if rows is None else rows
 
     # Applies
 
@@ -313,6 +302,22 @@ def _reducer(engine: AbstractEngine, member: SparseSpec | DenseSpec, spec: Reduc
     if isinstance(member, SparseSpec):
         return weighing_sparse_reducer(engine, spec) if weighs else engine.sparse_reducer(spec)
     return weighing_dense_reducer(engine, spec) if weighs else engine.dense_reducer(spec)
+
+
+def plainest(spec: RoundSpec, reducer: Any) -> tuple[Callable[..., Any] | None, tuple[int, ...] | None, int]:
+    """Return what a shortcut for the plainest gradients needs, the reducer being that of the first member.
+
+    That is how to make a block (None if the round is not of the kind), the row shape (None for any), and the rows of
+    the table.
+    """
+    member, *others = spec.members.values()
+    rows, *row_shape = member.shape or (None,)
+    if others or isinstance(member, DenseSpec) or (member.shape and None in row_shape):
+        return None, None, 0
+    if spec.policy.weighs:  # what a block weighs depends on the step
+        return None, None, 0
+    known = tuple(size for size in row_shape if size is not None)
+    return reducer.plain_block, known if member.shape else None, MAX_INT64 if rows is None else rows
 
 
 def _worker_order(contribution: Contribution) -> tuple[tuple[bool, int, str], bool, int]:
