@@ -26,11 +26,11 @@ struct IdSample {
   Buffer hashes;                      ///< uint64 [size], distinct.
 
   /// Blocks of fewer rows have no sample.
-  static constexpr std::size_t from_rows = 4096;
+  static constexpr std::size_t from_rows = 1024;
 
   /// Samples distinct ids. Throws std::bad_alloc.
   static IdSample of(const std::int64_t* ids, std::size_t count) {
-    constexpr std::size_t most = 2048;
+    constexpr std::size_t most = 1024;
     IdSample out;
     if (count < from_rows) return out;
     std::uint64_t kept[most + 1];
@@ -91,7 +91,7 @@ class DistinctSample {
   }
 
  private:
-  static constexpr std::size_t table_size = 8192;
+  static constexpr std::size_t table_size = 4096;
 
   void clear() {
     std::memset(table_.bytes(), 0, table_.size());
