@@ -26,11 +26,11 @@ struct IdSample {
   Buffer hashes;                      ///< uint64 [size], distinct.
 
   /// Blocks of fewer rows have no sample.
-  static constexpr std::size_t from_rows = 1024;
+  static constexpr std::size_t from_rows = 2048;
 
   /// Samples distinct ids. Throws std::bad_alloc.
   static IdSample of(const std::int64_t* ids, std::size_t count) {
-    constexpr std::size_t most = 1024;
+    constexpr std::size_t most = 2048;
     IdSample out;
     if (count < from_rows) return out;
     std::uint64_t kept[most + 1];

@@ -51,7 +51,7 @@ class [[maybe_unused]] FloatModes {
 #endif
 };
 
-/// Waits a few microseconds for what another thread is about to do: to sleep and be woken takes ten times as long.
+/// Waits up to 20 us for what another thread is about to do, without sleeping: it may take longer to be woken.
 /// Returns whether it was done in time.
 template <class Done>
 bool spin_until(Done&& done) {
@@ -232,7 +232,7 @@ class ThreadPool {
       if (--job->active == 0) job->idle.notify_all();  // Under the lock: the job dies right after.
       const std::size_t posted = posted_.load(std::memory_order_relaxed);
       lock.unlock();
-      spin_until([this, posted] { return posted_.load(std::memory_order_relaxed) != posted; });  // A merge has two jobs.
+      spin_until([this, posted] { return posted_.load(std::memory_order_relaxed) != posted; });  // Merges have two.
       lock.lock();
     }
   }
