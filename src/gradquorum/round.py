@@ -308,6 +308,13 @@ class Round(Takes):
             self._check_open(handle)
             return self._marks.get(worker, NO_MARKS).highest
 
+    def num_accepted(self, handle: Handle, worker: Worker) -> int:
+        """Return how many gradients of a worker the open round holds."""
+        with self._lock:
+            self._settle()
+            self._check_open(handle)
+            return self._accepted.get(worker, 0)
+
     @property
     def num_workers(self) -> int:
         """The named workers that are live."""

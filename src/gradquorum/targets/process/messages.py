@@ -209,7 +209,7 @@ class WaitPublished(_Message, tag=14):
 
 
 class Member(_Message, tag=15):
-    """A worker joins, leaves, or asks for its last sequence."""
+    """A worker joins, leaves, or asks for its last sequence or how many of its gradients the open round holds."""
 
     handle: Size
     what: Annotated[str, Meta(max_length=32)]
