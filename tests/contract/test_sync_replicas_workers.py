@@ -1,5 +1,6 @@
 """`SyncReplicas`: who is late, who leaves, who comes back."""
 
+import logging
 import threading
 
 import numpy as np
@@ -302,6 +303,22 @@ def test_run_without_a_number_ends_when_all_have_left(make, run_thread):
         for call in calls:
             call.result()
     assert counts == [3, 2, 1]
+
+
+def test_run_without_a_number_returns_its_rounds_when_too_few_are_left_for_another_one(make, caplog):
+    acc = make_acc(make, 3)
+    with gq.SyncReplicas(acc, 2, num_workers=3, update=ignore) as sync, caplog.at_level(logging.INFO, "gradquorum"):
+        staying = sync.worker(2)
+        apply_and_leave(sync, 0)
+        apply_and_leave(sync, 1)
+        assert sync.run(None, timeout=TIMEOUT) == 1
+        staying.begin()
+        assert staying.apply(one(2))
+        assert sync.run(None, timeout=TIMEOUT) == 0
+        assert acc.num_accumulated() == 1
+        with pytest.raises(gq.UnavailableError, match="left: 0, 1"):
+            sync.run(1, timeout=TIMEOUT)
+    assert "run: ended after 1 rounds: take_grad: 1 workers live, 2 gradients needed" in caplog.text
 
 
 def test_run_with_a_number_says_when_all_have_left(make):

@@ -1,6 +1,7 @@
 """A server with a folder: what comes back after its end, and after a crash at any moment."""
 
 import logging
+import os
 import pickle
 import shutil
 import signal
@@ -315,7 +316,7 @@ def test_pickled_handle_comes_back_but_a_name_alone_does_not(folder, tmp_path):
         assert gq.attach("emb", server).num_accumulated() == 1
 
 
-@pytest.mark.parametrize("change", ["other spec", "truncated", "no checkpoint", "folder"])
+@pytest.mark.parametrize("change", ["other spec", "truncated", "no checkpoint", "folder", "pipe"])
 def test_file_that_does_not_fit_is_an_error_to_that_client_and_stays(folder, change):
     with serving(folder) as server:
         accept(sparse(server), [0], [1.0])
@@ -327,6 +328,9 @@ def test_file_that_does_not_fit_is_an_error_to_that_client_and_stays(folder, cha
     elif change == "folder":
         file.unlink()
         file.mkdir()
+    elif change == "pipe":
+        file.unlink()
+        os.mkfifo(file)  # to open it the usual way would wait until somebody writes to it
     before = file.read_bytes() if file.is_file() else None
     with serving(folder) as server:
         shape = (11, 1) if change == "other spec" else (10, 1)
@@ -352,11 +356,11 @@ def test_any_name_makes_a_file_in_the_folder(folder, name):
 
 def test_name_that_makes_no_file_name_is_refused(folder):
     with serving(folder) as server:
-        for name in ("x" * 220, "ж" * 100):
+        for name in ("x" * 244, "ж" * 41):
             with pytest.raises(gq.InvalidArgumentError, match="file name of at most"):
                 sparse(server, name)
-        accept(sparse(server, "x" * 218), [0], [1.0])
-    assert files(folder) == ["x" * 218 + ".safetensors"]
+        accept(sparse(server, "x" * 243), [0], [1.0])
+    assert files(folder) == ["x" * 243 + ".safetensors"]
 
 
 def test_two_servers_do_not_share_a_folder(folder):
@@ -372,8 +376,11 @@ def test_folder_that_cannot_be_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(gq.InvalidArgumentError, match="checkpoint: expected a directory"):
         gq.Server(tmp_path / "server", checkpoint=tmp_path / "file")
-    with pytest.raises(gq.InvalidArgumentError, match="checkpoint: expected the path"):
-        gq.Server(tmp_path / "server", checkpoint=3)
+    with pytest.raises(gq.InvalidArgumentError, match="checkpoint: expected a directory"):
+        gq.Server(tmp_path / "server", checkpoint="\0")
+    for what in (3, "", b"kept"):
+        with pytest.raises(gq.InvalidArgumentError, match="checkpoint: expected the path"):
+            gq.Server(tmp_path / "server", checkpoint=what)
     for every in (-1, float("nan"), float("inf"), None, "1", True):
         with pytest.raises(gq.InvalidArgumentError, match="checkpoint_every: expected"):
             gq.Server(tmp_path / "server", checkpoint=tmp_path / "kept", checkpoint_every=every)
@@ -382,10 +389,10 @@ def test_folder_that_cannot_be_is_refused(tmp_path):
 
 def test_half_written_files_of_a_killed_server_are_removed_and_others_stay(folder):
     folder.mkdir()
-    for name in (f".emb.safetensors.{'0a' * 8}.tmp", ".emb.safetensors.tmp", "notes.txt"):
+    for name in (f".{'0a' * 8}.gradquorum.tmp", ".emb.gradquorum.tmp", "notes.txt"):
         (folder / name).write_text("")
     with serving(folder):
-        assert files(folder) == [".emb.safetensors.tmp", "notes.txt"]
+        assert files(folder) == [".emb.gradquorum.tmp", "notes.txt"]
 
 
 @pytest.mark.parametrize("worker", ["\ud800", 10**5000], ids=["surrogate", "5001 digits"])

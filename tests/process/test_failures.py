@@ -256,12 +256,14 @@ server = gq.Server()
 acc = gq.SparseConditionalAccumulator("float32", (5, 1), "forked", target=server.address)
 mine = server.accumulator("float32", (5, 1), "forked")
 acc.apply_grad([0], [[1.0]])
+group = gq.SparseConditionalAccumulator("float32", target=server.address, expected_workers=1, max_per_worker=1)
+worker = gq.SyncReplicas(group, 1, num_workers=1, update=print).worker(0)
 child = os.fork()
 if child == 0:
     status = 0
     calls = [lambda: acc.apply_grad([0], [[1.0]]), lambda: acc.take_grad(1, timeout=0), acc.num_accumulated,
              lambda: acc.submit_take(1), acc.publish, acc.discard, lambda: acc.wait_published(1, timeout=0),
-             mine.num_accumulated]
+             mine.num_accumulated, lambda: list(worker)]
     for number, call in enumerate(calls):
         try:
             call()

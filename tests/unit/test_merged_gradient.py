@@ -162,6 +162,12 @@ def test_clip_to_zero_gives_zeros():
     assert not gradient([[0.0]]).clip_by_norm(0).values.any()
 
 
+def test_bound_beyond_all_floats_clips_nothing():
+    before = gradient([[3e38], [1.0]])
+    for after in (before.clip_by_norm(10**400), before.clip_rows_by_norm(10**400)):
+        assert after.values.tobytes() == before.values.tobytes()
+
+
 def test_clip_returns_a_new_gradient_that_shares_nothing_and_leaves_the_old_one():
     for bound in (1.0, 100.0):
         before = gradient([[3.0], [4.0]])

@@ -56,7 +56,7 @@ class RoundHost:
         only_dense = all(isinstance(member, DenseSpec) for member in self._specs)
         self._growth = 1.0 if only_dense else _SPARSE_GROWTH  # dense members keep one running sum
         self._by_worker = options.order == "worker"
-        self._compacts = options.compact and not self._by_worker
+        self._compacts = options.compacts
         self._check_finite = options.on_nonfinite != "keep"
         self._refuses_nonfinite = options.on_nonfinite == "raise"
         self._plain_block, self._row_shape, self._num_table_rows = plainest(spec, self._reducers[0])
@@ -157,7 +157,7 @@ class RoundHost:
                 self.round.wait_for_room(handle, contribution.num_bytes, deadline)
 
     def _contribution(self, gradients: CheckedGradient, terms: Terms, lag: int = 0) -> Contribution:
-        lateness = self._policy.weight(lag) if lag else 1.0
+        lateness = self._lateness(terms, lag) if lag else 1.0
         blocks: list[Any] = []
         num_bytes, finite, lent, vanishes = 0, True, False, False
         for i, (reducer, gradient) in enumerate(zip(self._reducers, gradients, strict=True)):
@@ -178,6 +178,17 @@ class RoundHost:
         if isinstance(contribution, WeighedContribution):
             contribution.lag, contribution.vanishes = lag, vanishes
         return contribution
+
+    def _lateness(self, terms: Terms, lag: int) -> float:
+        """Return the weight of a late gradient; any number for one that will be dropped, as it has none."""
+        if lag > self._policy.max_lag:
+            return 1.0
+        try:
+            return self._policy.weight(lag)
+        except Exception:
+            if not self.round.was_judged(terms.worker, terms.sequence):
+                raise
+            return 1.0
 
     def _raise_late_error(self, gradients: CheckedGradient, local_step: int | None) -> None:
         for member, gradient in enumerate(gradients):

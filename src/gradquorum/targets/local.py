@@ -247,6 +247,9 @@ class LocalTarget(AbstractTarget):
     def last_sequence(self, worker: int | str) -> int:
         return self._round.last_sequence(self._handle, worker)
 
+    def num_accepted(self, worker: int | str) -> int:
+        return self._round.num_accepted(self._handle, worker)
+
     @property
     def num_workers(self) -> int:
         return self._round.num_workers

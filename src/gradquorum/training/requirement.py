@@ -13,6 +13,9 @@ __all__ = ["Requirement", "check_membership", "check_requirement"]
 
 R = TypeVar("R")
 
+_MAX_DIGITS = 18
+"""Of a number of workers."""
+
 
 class Requirement(NamedTuple):
     """The declared rule.
@@ -70,9 +73,10 @@ def check_requirement(num_required: Any, num_workers: int, max_per_worker: int) 
     """
     if isinstance(num_required, str):
         rule, _, spare = num_required.partition("-")
-        if rule != "all" or not (spare.isdecimal() if "-" in num_required else not spare):
+        is_number = spare.isdecimal() and len(spare) <= _MAX_DIGITS
+        if rule != "all" or not (is_number if "-" in num_required else not spare):
             raise InvalidArgumentError(
-                f"num_required: expected a number, 'all' or 'all-b' with a number b, got {num_required!r}"
+                f"num_required: expected a number, 'all' or 'all-b' with a number b, got {num_required[:80]!r}"
             )
         if max_per_worker != 1:
             raise InvalidArgumentError(

@@ -303,7 +303,9 @@ def _member(link: Link, message: m.Member) -> m.Number:
     if message.what == "leave":
         link.session.leave(hosted, worker)
         return m.Number(0)
-    m.check(message.what == "last_sequence", "expected 'join', 'leave' or 'last_sequence'")
+    if message.what == "num_accepted":
+        return m.Number(hosted.round.num_accepted(handle, worker))
+    m.check(message.what == "last_sequence", "expected 'join', 'leave', 'last_sequence' or 'num_accepted'")
     return m.Number(hosted.round.last_sequence(handle, worker))
 
 

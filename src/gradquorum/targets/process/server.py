@@ -98,7 +98,7 @@ class Server:
             raise GradQuorumError(f"several processes need Linux, and this is {sys.platform}; use the local target")
         if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
             raise InvalidArgumentError(f"max_bytes: expected 1 or more, or None; got {max_bytes!r}")
-        if checkpoint is not None and not isinstance(checkpoint, (str, os.PathLike)):
+        if checkpoint is not None and not (isinstance(checkpoint, (str, os.PathLike)) and os.fspath(checkpoint)):
             raise InvalidArgumentError(f"checkpoint: expected the path of a folder, or None; got {checkpoint!r}")
         if type(checkpoint_every) not in (int, float) or not 0 <= checkpoint_every <= threading.TIMEOUT_MAX:
             raise InvalidArgumentError(f"checkpoint_every: expected seconds, 0 or more; got {checkpoint_every!r}")

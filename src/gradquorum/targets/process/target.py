@@ -297,6 +297,9 @@ class ProcessTarget(AbstractTarget):
     def last_sequence(self, worker: int | str) -> int:
         return self._number(m.Member(self._handle, "last_sequence", m.to_worker(worker)))
 
+    def num_accepted(self, worker: int | str) -> int:
+        return self._number(m.Member(self._handle, "num_accepted", m.to_worker(worker)))
+
     @property
     def num_workers(self) -> int:
         return self._ask("num_workers")
