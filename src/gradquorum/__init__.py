@@ -30,6 +30,8 @@ from gradquorum.processes import attach, connect
 from gradquorum.receipts import ApplyReceipt, ApplyStatus
 from gradquorum.specs import DenseSpec, SparseSpec
 
+_ADAPTERS = ("jax", "torch")
+
 if TYPE_CHECKING:
     from gradquorum.tables import shared_table
     from gradquorum.targets.process.server import Server
@@ -74,4 +76,8 @@ def __getattr__(name: str) -> Any:
         from gradquorum.tables import shared_table
 
         return shared_table
+    if name in _ADAPTERS:
+        import importlib
+
+        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
