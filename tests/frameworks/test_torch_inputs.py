@@ -1,4 +1,4 @@
-"""Tensors of PyTorch wherever arrays go: what is accepted, without a copy too many, and what is refused in which words."""
+"""Tensors of PyTorch wherever arrays go: what is accepted, without a copy too many, and what is refused."""
 
 import numpy as np
 import pytest

@@ -20,9 +20,9 @@ from gradquorum.specs import DenseSpec, SparseSpec
 __all__ = ["apply_grad", "as_bcoo", "is_tracing", "narrowed", "pad_rows", "padding_id", "take_bcoo", "take_grad"]
 
 
-def is_tracing() -> bool:
-    """Tell whether JAX traces a function now: then what `jax.numpy` makes is a tracer."""
-    return isinstance(jnp.zeros(()), jax.core.Tracer)
+def is_tracing(tree: Any = None) -> bool:
+    """Tell whether JAX traces a function now: there is a tracer in the tree, or what `jax.numpy` makes is one."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in [*jax.tree.leaves(tree), jnp.zeros(())])
 
 
 def as_bcoo(ids: Any, rows: Any, num_rows: int) -> Any:
@@ -75,7 +75,7 @@ def apply_grad(accumulator: Any, grad: Any, **options: Any) -> Any:
         (Array([1, 7], dtype=int32), Array([[2., 2.],
                [2., 2.]], dtype=float32))
     """
-    if not is_tracing():
+    if not is_tracing((grad, options)):
         return _offer(accumulator, grad, options)
     if not options.get("copy", True):
         raise InvalidArgumentError(

@@ -195,7 +195,7 @@ class MultiSteps:
             merged = self._take(window, size) if due else [_nothing(leaf, size or 0) for leaf in window.layout]
             return np.bool_(receipt), np.int32(group.num_accumulated()), np.bool_(due), merged
 
-        if not is_tracing():
+        if not is_tracing(gradients):
             accepted, held, due, merged = exchange(None, gradients)
             return accepted, jnp.asarray(held), bool(due), jax.tree.map(jax.device_put, merged)
         if size is None and any(leaf.sparse for leaf in window.layout):
