@@ -9,7 +9,7 @@ import numpy as np
 
 from gradquorum.arrays import MAX_INT64
 from gradquorum.dtypes import round_weight
-from gradquorum.engine import get_engine
+from gradquorum.engine import get_engine, trim_memory
 from gradquorum.errors import InvalidArgumentError, ResourceExhaustedError, no_memory
 from gradquorum.membership import sort_workers, worker_key
 from gradquorum.receipts import ApplyReceipt
@@ -47,6 +47,8 @@ class RoundHost:
         self._weight_dtypes = spec.weight_dtypes()
         only_dense = all(isinstance(member, DenseSpec) for member in self._specs)
         self._growth = 1.0 if only_dense else _SPARSE_GROWTH  # dense members keep one running sum
+        """The log is merged when it is so many times as large as its distinct rows."""
+        self._trims = False
         self._by_worker = options.order == "worker"
         self._compacts = options.compact and not self._by_worker
         self._check_finite = options.on_nonfinite != "keep"
@@ -62,6 +64,10 @@ class RoundHost:
             block_when_full=options.on_full == "block",
             compact_from_bytes=0 if only_dense else _COMPACT_FROM_BYTES,
         )
+
+    def hold_little(self, growth: float) -> None:
+        """Merge the log earlier, and keep no freed memory for reuse when it was. To be called before any apply."""
+        self._growth, self._trims = growth, True
 
     def _plainest(self) -> tuple[Callable[..., Any] | None, tuple[int, ...] | None, int]:
         """Return what `apply_plain` needs: how to make a block, the row shape (None for any), the rows of the table."""
@@ -202,6 +208,9 @@ class RoundHost:
             if merged is None:
                 return freed
             freed = True
+            if self._trims:
+                del prefix, merged
+                trim_memory()
 
     def _merged_prefix(self, prefix: Prefix, growth: float) -> tuple[Contribution | None, float]:
         contributions = prefix.contributions

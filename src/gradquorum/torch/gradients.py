@@ -50,7 +50,7 @@ def apply_grad(accumulator: Any, parameter_or_grad: Any, **options: Any) -> Appl
         >>> gqt.apply_grad(acc, embedding.weight, local_step=None)
         ApplyReceipt(ACCEPTED, step=0, num_accumulated=1)
     """
-    if isinstance(parameter_or_grad, Mapping):
+    if not isinstance(parameter_or_grad, torch.Tensor) and isinstance(parameter_or_grad, Mapping):
         gradients = {name: gradient_of(name, each) for name, each in parameter_or_grad.items()}
         receipt: ApplyReceipt = accumulator.apply(gradients, **options)
         return receipt
@@ -90,6 +90,8 @@ def gradient_of(what: str, tensor: Any) -> Any:
     """
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgumentError(f"{what}: expected a parameter or a gradient, got {type(tensor).__name__}")
+    if type(tensor) is torch.Tensor and not tensor.requires_grad:  # first, as asking for a Parameter takes its time
+        return tensor
     if not (tensor.requires_grad and tensor.is_leaf) and not isinstance(tensor, torch.nn.Parameter):
         return tensor
     grad = tensor.grad

@@ -15,10 +15,13 @@ from gradquorum.arrays import as_integer
 from gradquorum.errors import InvalidArgumentError
 from gradquorum.groups import AccumulatorGroup, GroupGradient
 from gradquorum.specs import DenseSpec, SparseSpec
+from gradquorum.targets.local import LocalTarget
 from gradquorum.torch.gradients import as_sparse_tensor, as_tensor
 
 __all__ = ["MicroBatchAccumulator"]
 
+GROWTH = 1.2
+"""What is held is merged when it is so many times as large as its distinct rows: memory counts more here than time."""
 WARN_AFTER_SKIPPED = 10
 """So many micro-batches skipped in a row are worth a warning: no step of the optimizer comes out of them."""
 
@@ -104,6 +107,9 @@ class MicroBatchAccumulator:
             if parameter.ndim:
                 members[_sparse(i)] = SparseSpec(parameter.dtype, tuple(parameter.shape), reduction)
         self._group = AccumulatorGroup(members, name="micro_batches", target="local", on_nonfinite=on_nonfinite)
+        target = self._group._target
+        assert isinstance(target, LocalTarget)
+        target.hold_little(GROWTH)
         self._needs_one_layout = reduction == "MEAN"
         self._layouts: dict[int, str] = {}
         self._num_skipped = self._skipped_in_a_row = 0
