@@ -50,7 +50,7 @@ def main() -> None:
     for _ in range(STEPS * MICRO_BATCHES):
         tables, state, got = step(tables, state, *sample(rng))
         losses.append(float(got))
-    vectors = np.asarray(tables["words"])
+    vectors = np.array(tables["words"])
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     nearest = (vectors @ vectors.T - 2 * np.eye(WORDS)).argmax(1)
     same = (nearest % TOPICS == np.arange(WORDS) % TOPICS).mean()

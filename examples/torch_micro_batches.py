@@ -7,7 +7,7 @@ import torch
 
 import gradquorum.torch as gqt
 
-USERS, ITEMS, DIM, MICRO_BATCHES, STEPS = 400, 300, 8, 4, 150
+USERS, ITEMS, DIM, MICRO_BATCHES, STEPS = 200, 150, 4, 4, 80
 
 
 class Factors(torch.nn.Module):
@@ -26,11 +26,11 @@ class Factors(torch.nn.Module):
 def main() -> None:
     torch.manual_seed(0)
     truth, model = Factors(), Factors()
-    optimizer = torch.optim.SparseAdam(list(model.parameters()), lr=0.05)
+    optimizer = torch.optim.SparseAdam(list(model.parameters()), lr=0.1)
     micro_batches = gqt.MicroBatchAccumulator(model.parameters(), MICRO_BATCHES, max_norm=10.0)
     losses = []
     for _ in range(STEPS * MICRO_BATCHES):
-        users, items = torch.randint(USERS, (1024,)), torch.randint(ITEMS, (1024,))
+        users, items = torch.randint(USERS, (512,)), torch.randint(ITEMS, (512,))
         loss = torch.nn.functional.mse_loss(model(users, items), truth(users, items).detach())
         loss.backward()
         losses.append(loss.item())

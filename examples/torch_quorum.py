@@ -16,14 +16,14 @@ import torch
 import gradquorum as gq
 import gradquorum.torch as gqt
 
-ROWS, DIM, STEPS = 1000, 8, 150
+ROWS, DIM, STEPS = 500, 8, 100
 
 
 def host(directory: Path, num_workers: int) -> None:
     """Rank 0: the server, the parameters, and all but one worker for each step."""
     table = gq.shared_table((ROWS, DIM), "float32")
     weight = torch.nn.Parameter(torch.from_numpy(table))  # the same memory
-    optimizer = torch.optim.SparseAdam([weight], lr=0.05)
+    optimizer = torch.optim.SparseAdam([weight], lr=0.1)
     with gq.Server(directory / "server") as server:
         acc = server.accumulator("float32", (ROWS, DIM), "table", reduction_type="MEAN_BY_COUNT")
         (directory / "handle.part").write_bytes(pickle.dumps(table))
