@@ -228,3 +228,9 @@ def test_a_gradient_that_does_not_fit_is_refused_and_no_grad_changes(bad, words)
 def test_names_that_do_not_fit_are_refused(parameters, gradients):
     with pytest.raises(gq.InvalidArgumentError):
         gqt.assign_grads(parameters, gradients)
+
+
+def test_a_sparse_gradient_for_a_dense_accumulator_is_refused(make):
+    dense = make.dense("float32", (10, 2))
+    with unchanged(dense), pytest.raises(gq.InvalidArgumentError, match="expected a dense tensor, got one of layout"):
+        gqt.apply_grad(dense, embedding_with_gradient().weight)

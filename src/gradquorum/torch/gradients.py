@@ -13,12 +13,13 @@ from gradquorum.dtypes import is_bfloat16
 from gradquorum.errors import InvalidArgumentError, InvalidDTypeError
 from gradquorum.indexed_slices import IndexedSlices, SparseGradient
 from gradquorum.receipts import ApplyReceipt
-from gradquorum.specs import DenseSpec
+from gradquorum.specs import DenseSpec, SparseSpec
 
 __all__ = ["apply_grad", "as_sparse_tensor", "as_tensor", "assign_grads", "gradient_of", "take_grad"]
 
 _PLAIN = {np.dtype(name): getattr(torch, name) for name in ("float16", "float32", "float64", "complex64", "complex128")}
 """The dtypes that PyTorch and NumPy share."""
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 
 
 def apply_grad(accumulator: Any, parameter_or_grad: Any, **options: Any) -> ApplyReceipt:
@@ -50,12 +51,19 @@ def apply_grad(accumulator: Any, parameter_or_grad: Any, **options: Any) -> Appl
         >>> gqt.apply_grad(acc, embedding.weight, local_step=None)
         ApplyReceipt(ACCEPTED, step=0, num_accumulated=1)
     """
+    receipt: ApplyReceipt
+    member = getattr(accumulator, "_member", None)
+    grad = parameter_or_grad.grad if type(parameter_or_grad) is _Parameter else parameter_or_grad
+    if type(grad) is _Tensor and grad.is_sparse and type(member) is SparseSpec and _is_plain(grad, member):
+        # What the general way below would find, and faster.
+        indices, values = grad._indices().numpy()[0], grad._values().numpy(force=True)
+        receipt = accumulator.apply_grad(indices, values, **options)
+        return receipt
     if not isinstance(parameter_or_grad, torch.Tensor) and isinstance(parameter_or_grad, Mapping):
         gradients = {name: gradient_of(name, each) for name, each in parameter_or_grad.items()}
-        receipt: ApplyReceipt = accumulator.apply(gradients, **options)
+        receipt = accumulator.apply(gradients, **options)
         return receipt
     grad = gradient_of("grad", parameter_or_grad)
-    member = getattr(accumulator, "_member", None)
     if isinstance(member, DenseSpec):
         receipt = accumulator.apply_grad(grad, **options)
     elif member is None:
@@ -63,22 +71,18 @@ def apply_grad(accumulator: Any, parameter_or_grad: Any, **options: Any) -> Appl
             f"accumulator: expected one, or a worker of one, got {type(accumulator).__name__}; "
             "a group takes a mapping of gradients by member"
         )
-    elif _is_plain(grad, member):
-        # What the general way would find, and faster.
-        indices, values = grad._indices().numpy()[0], grad._values().numpy(force=True)
-        receipt = accumulator.apply_grad(indices, values, **options)
     else:
         receipt = accumulator.apply_indexed_slices_grad(grad, **options)
     return receipt
 
 
-def _is_plain(grad: Any, member: Any) -> bool:
+def _is_plain(grad: Any, member: SparseSpec) -> bool:
     return bool(
-        grad.shape == member.shape
-        and grad.layout is torch.sparse_coo
-        and grad.is_cpu
+        grad.is_cpu
         and grad.dtype is _PLAIN.get(member.dtype)
+        and grad.shape == member.shape
         and grad.sparse_dim() == 1
+        and not grad.requires_grad
     )
 
 
@@ -90,8 +94,6 @@ def gradient_of(what: str, tensor: Any) -> Any:
     """
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgumentError(f"{what}: expected a parameter or a gradient, got {type(tensor).__name__}")
-    if type(tensor) is torch.Tensor and not tensor.requires_grad:  # first, as asking for a Parameter takes its time
-        return tensor
     if not (tensor.requires_grad and tensor.is_leaf) and not isinstance(tensor, torch.nn.Parameter):
         return tensor
     grad = tensor.grad
@@ -138,8 +140,8 @@ def take_grad(accumulator: Any, num_required: int, *, device: Any = None, **opti
 def _as_any_tensor(gradient: Any) -> Any:
     if not isinstance(gradient, SparseGradient):
         return as_tensor(gradient)
-    indices, values, shape = gradient
-    size = tuple(shape.tolist())
+    indices, values = gradient.indices, gradient.values
+    size = tuple(gradient.shape.tolist())
     if size[0] < 0:
         size = (int(indices[-1]) + 1 if len(indices) else 0, *size[1:])
     return as_sparse_tensor(indices, values, size)
