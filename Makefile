@@ -29,6 +29,8 @@ endif
 # The engine that `make test` insists on: a build that came out without its native part must not pass for a good one.
 EXPECTED_ENGINE ?= $(if $(CXX),native,reference)
 
+# Their doctests run where the frameworks are: make test-all.
+WITHOUT_ADAPTERS := --ignore=src/gradquorum/jax --ignore=src/gradquorum/torch
 WITHOUT_NATIVE := $(if $(filter reference,$(EXPECTED_ENGINE)),--ignore=src/gradquorum/engine/native.py)
 
 help: ## this list
@@ -86,11 +88,11 @@ endef
 
 test: $(MAIN)/.group-test ## the tests, under five minutes
 	$(call check_engine,$(MAIN)/bin/python)
-	$(MAIN)/bin/python -m pytest --quiet --doctest-modules src $(WITHOUT_NATIVE)
+	$(MAIN)/bin/python -m pytest --quiet --doctest-modules src $(WITHOUT_NATIVE) $(WITHOUT_ADAPTERS)
 	$(MAIN)/bin/python -m pytest tests -m "not slow and not frameworks" $(PYTEST_ARGS)
 	@echo "make test: everything passed."
 
-test-all: $(ALL)/.group-test $(ALL)/.group-frameworks ## everything, with PyTorch and TensorFlow installed; nothing may be skipped
+test-all: $(ALL)/.group-test $(ALL)/.group-frameworks ## everything, with PyTorch, JAX and TensorFlow installed; nothing may be skipped
 	$(call check_engine,$(ALL)/bin/python)
 	$(ALL)/bin/python -m pytest --quiet --doctest-modules src
 	$(ALL)/bin/python -m pytest tests --require-all $(PYTEST_ARGS)

@@ -32,6 +32,8 @@ from gradquorum.specs import DenseSpec, SparseSpec
 from gradquorum.staleness import Defer, Weighted, Window
 from gradquorum.training import SyncReplicas
 
+_ADAPTERS = ("jax", "torch")
+
 if TYPE_CHECKING:
     from gradquorum.tables import shared_table
     from gradquorum.targets.process.server import Server
@@ -80,4 +82,8 @@ def __getattr__(name: str) -> Any:
         from gradquorum.tables import shared_table
 
         return shared_table
+    if name in _ADAPTERS:
+        import importlib
+
+        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

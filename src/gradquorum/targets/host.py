@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gradquorum.arrays import MAX_INT64
 from gradquorum.dtypes import real_dtype, round_weight
-from gradquorum.engine import AbstractEngine, ReducerSpec, get_engine
+from gradquorum.engine import AbstractEngine, ReducerSpec, get_engine, trim_memory
 from gradquorum.engine.weighing import weighing_dense_reducer, weighing_sparse_reducer
 from gradquorum.errors import InvalidArgumentError, ResourceExhaustedError, no_memory
 from gradquorum.membership import sort_workers, worker_key
@@ -55,6 +55,8 @@ class RoundHost:
             self._weight_dtypes = [real_dtype(reducer.accumulate_dtype) for reducer in self._reducer_specs]
         only_dense = all(isinstance(member, DenseSpec) for member in self._specs)
         self._growth = 1.0 if only_dense else _SPARSE_GROWTH  # dense members keep one running sum
+        """The log is merged when it is so many times as large as its distinct rows."""
+        self._trims = False
         self._by_worker = options.order == "worker"
         self._compacts = options.compacts
         self._check_finite = options.on_nonfinite != "keep"
@@ -71,6 +73,10 @@ class RoundHost:
             compact_from_bytes=0 if only_dense else _COMPACT_FROM_BYTES,
             staleness=self._policy,
         )
+
+    def hold_little(self, growth: float) -> None:
+        """Merge the log earlier, and keep no freed memory for reuse when it was. To be called before any apply."""
+        self._growth, self._trims = growth, True
 
     # Applies
 
@@ -227,6 +233,9 @@ class RoundHost:
             if merged is None:
                 return freed
             freed = True
+            if self._trims:
+                del prefix, merged
+                trim_memory()
 
     def _merged_prefix(self, prefix: Prefix, growth: float) -> tuple[Contribution | None, float]:
         contributions = prefix.contributions

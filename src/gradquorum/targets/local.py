@@ -116,6 +116,10 @@ class LocalTarget(AbstractTarget):
             )
         return self._host.round
 
+    def hold_little(self, growth: float) -> None:
+        """Let memory count more than time: see `RoundHost.hold_little`. To be called before any apply."""
+        self._host.hold_little(growth)
+
     # Applies
 
     def apply(self, gradients: CheckedGradient, terms: Terms) -> ApplyReceipt:

@@ -1,0 +1,110 @@
+"""Lets a transformation of optax's step on some rows of a table, with the same rows of its own state."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+
+from gradquorum.errors import InvalidArgumentError
+
+__all__ = ["Leaf", "find_owners", "step_rows"]
+
+
+class Leaf(NamedTuple):
+    """What the gradient of one parameter looks like."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
+    sparse: bool
+
+
+def find_owners(inner: Any, layout: list[Leaf], structure: Any, params: Any) -> dict[int, int]:
+    """Find the leaves of the inner state that have a row for each row of an embedding: they grow with it.
+
+    Args:
+        inner: the transformation.
+        layout: the gradients.
+        structure: the tree that they are the leaves of.
+        params: the parameters' shapes and dtypes.
+
+    Returns:
+        For each such leaf of the inner state, which of the gradients it belongs to.
+
+    Raises:
+        InvalidArgumentError: the gradients do not belong to the parameters, or a leaf grows in another way.
+    """
+    try:
+        shapes = structure.flatten_up_to(params)
+    except ValueError as error:
+        raise InvalidArgumentError(f"updates: expected a tree like that of the parameters: {error}") from error
+    for leaf, param in zip(layout, shapes, strict=True):
+        if getattr(param, "shape", None) != leaf.shape:
+            raise InvalidArgumentError(f"{leaf.name}: expected a gradient of the shape of {param}, got {leaf.shape}")
+
+    def state_leaves(of: list[Any]) -> list[Any]:
+        return list(jax.tree.leaves(jax.eval_shape(inner.init, structure.unflatten(of))))
+
+    owners: dict[int, int] = {}
+    before = state_leaves(shapes)
+    for i, leaf in enumerate(layout):
+        if not leaf.sparse:
+            continue
+        num_rows, *row = leaf.shape
+        grown = [*shapes[:i], jax.ShapeDtypeStruct((num_rows + 1, *row), shapes[i].dtype), *shapes[i + 1 :]]
+        for k, (one, other) in enumerate(zip(before, state_leaves(grown), strict=True)):
+            if one.shape == other.shape:
+                continue
+            if one.shape[:1] != (num_rows,) or other.shape != (num_rows + 1, *one.shape[1:]):
+                raise InvalidArgumentError(
+                    f"{leaf.name}: expected an inner transformation whose state has a row for each row of the "
+                    f"parameter, or does not depend on it; got a state of shape {one.shape}"
+                )
+            owners[k] = i
+    return owners
+
+
+def step_rows(
+    inner: Any, window: Any, merged: list[Any], structure: Any, inner_state: Any, params: Any, extra: Any
+) -> tuple[list[Any], Any]:
+    """Step with rows in place of tables: of gradients, of parameters and of the inner state.
+
+    Args:
+        inner: the transformation.
+        window: has the `layout` of the gradients, and the `owners` of leaves of the inner state.
+        merged: `(ids, rows)` for each sparse gradient, arrays for the others.
+        structure: the tree that they are the leaves of.
+        inner_state: the whole state.
+        params: the whole parameters, or None.
+        extra: further arguments of the transformation.
+
+    Returns:
+        What is to be added to those rows and arrays, and the whole new state.
+    """
+    ids = [each[0] if leaf.sparse else None for leaf, each in zip(window.layout, merged, strict=True)]
+    values = [each[1] if leaf.sparse else each for leaf, each in zip(window.layout, merged, strict=True)]
+    if params is not None:
+        leaves = structure.flatten_up_to(params)
+        params = structure.unflatten([_rows(leaf, at) for leaf, at in zip(leaves, ids, strict=True)])
+    tables, state_structure = jax.tree.flatten(inner_state)
+    at_of = [ids[window.owners[k]] if k in window.owners else None for k in range(len(tables))]
+    rows = [_rows(table, at) for table, at in zip(tables, at_of, strict=True)]
+    updates, new_state = inner.update(structure.unflatten(values), state_structure.unflatten(rows), params, **extra)
+    changes = structure.flatten_up_to(updates)
+    for leaf, value, change in zip(window.layout, values, changes, strict=True):
+        if change.shape != value.shape:
+            raise InvalidArgumentError(
+                f"{leaf.name}: expected an inner transformation that returns the shape it gets, {value.shape}, "
+                f"got {change.shape}"
+            )
+    tables = [
+        each if at is None else table.at[at].set(each, mode="drop")
+        for table, at, each in zip(tables, at_of, state_structure.flatten_up_to(new_state), strict=True)
+    ]
+    return changes, state_structure.unflatten(tables)
+
+
+def _rows(table: Any, ids: Any) -> Any:
+    """Return the rows of some ids, those of padding as 0; without ids the table itself."""
+    return table if ids is None else table.at[ids].get(mode="fill", fill_value=0)

@@ -1,0 +1,253 @@
+"""Gradients between parameters and accumulators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gradquorum.dtypes import is_bfloat16
+from gradquorum.errors import InvalidArgumentError, InvalidDTypeError
+from gradquorum.indexed_slices import IndexedSlices, SparseGradient
+from gradquorum.receipts import ApplyReceipt
+from gradquorum.specs import DenseSpec, SparseSpec
+
+__all__ = ["apply_grad", "as_sparse_tensor", "as_tensor", "assign_grads", "gradient_of", "take_grad"]
+
+_PLAIN = {np.dtype(name): getattr(torch, name) for name in ("float16", "float32", "float64", "complex64", "complex128")}
+"""The dtypes that PyTorch and NumPy share."""
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
+
+
+def apply_grad(accumulator: Any, parameter_or_grad: Any, **options: Any) -> ApplyReceipt:
+    """Offer a parameter's gradient to an accumulator, a group or a worker of one. The `.grad` stays as it is.
+
+    Args:
+        accumulator: a `SparseConditionalAccumulator`, a `ConditionalAccumulator`, or what its `worker(name)` returned;
+            for a mapping, an `AccumulatorGroup` or a worker of one.
+        parameter_or_grad: a parameter, whose `.grad` is meant, or a gradient: a sparse COO tensor, coalesced or not,
+            with one sparse dimension, or for a dense accumulator a dense tensor. A tensor of another device is copied
+            to this machine's memory, once. For a group: a mapping of these by member.
+        **options: as for the accumulator's own method: `local_step`, `worker`, `sequence`, `weight`, `copy`, `timeout`.
+
+    Returns:
+        What became of it.
+
+    Raises:
+        InvalidArgumentError: there is no gradient, or it cannot be right, as for the accumulator's own method. Nothing
+            has changed.
+
+    Threads:
+        Any number, as for the accumulator's own method.
+
+    Example:
+        >>> import torch, gradquorum as gq, gradquorum.torch as gqt
+        >>> embedding = torch.nn.Embedding(10, 2, sparse=True)
+        >>> embedding(torch.tensor([7, 1, 7])).sum().backward()
+        >>> acc = gq.SparseConditionalAccumulator("float32", (10, 2))
+        >>> gqt.apply_grad(acc, embedding.weight, local_step=None)
+        ApplyReceipt(ACCEPTED, step=0, num_accumulated=1)
+    """
+    receipt: ApplyReceipt
+    member = getattr(accumulator, "_member", None)
+    grad = parameter_or_grad.grad if type(parameter_or_grad) is _Parameter else parameter_or_grad
+    if type(grad) is _Tensor and grad.is_sparse and type(member) is SparseSpec and _is_plain(grad, member):
+        # What the general way below would find, and faster.
+        indices, values = grad._indices().numpy()[0], grad._values().numpy(force=True)
+        receipt = accumulator.apply_grad(indices, values, **options)
+        return receipt
+    if not isinstance(parameter_or_grad, torch.Tensor) and isinstance(parameter_or_grad, Mapping):
+        gradients = {name: gradient_of(name, each) for name, each in parameter_or_grad.items()}
+        receipt = accumulator.apply(gradients, **options)
+        return receipt
+    grad = gradient_of("grad", parameter_or_grad)
+    if isinstance(member, DenseSpec):
+        receipt = accumulator.apply_grad(grad, **options)
+    elif member is None:
+        raise InvalidArgumentError(
+            f"accumulator: expected one, or a worker of one, got {type(accumulator).__name__}; "
+            "a group takes a mapping of gradients by member"
+        )
+    else:
+        receipt = accumulator.apply_indexed_slices_grad(grad, **options)
+    return receipt
+
+
+def _is_plain(grad: Any, member: SparseSpec) -> bool:
+    return bool(
+        grad.is_cpu
+        and grad.dtype is _PLAIN.get(member.dtype)
+        and grad.shape == member.shape
+        and grad.sparse_dim() == 1
+        and not grad.requires_grad
+    )
+
+
+def gradient_of(what: str, tensor: Any) -> Any:
+    """Return the gradient that is meant: of a parameter its `.grad`, any other tensor itself.
+
+    Raises:
+        InvalidArgumentError: it is no tensor, or a parameter without a gradient.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgumentError(f"{what}: expected a parameter or a gradient, got {type(tensor).__name__}")
+    if not (tensor.requires_grad and tensor.is_leaf) and not isinstance(tensor, torch.nn.Parameter):
+        return tensor
+    grad = tensor.grad
+    if grad is None:
+        raise InvalidArgumentError(f"{what}: expected a parameter with a gradient, got one without; call backward()")
+    return grad
+
+
+def take_grad(accumulator: Any, num_required: int, *, device: Any = None, **options: Any) -> Any:
+    """Wait until the round holds enough gradients, and return them reduced to one, as a tensor.
+
+    Args:
+        accumulator: a `SparseConditionalAccumulator`, `ConditionalAccumulator` or `AccumulatorGroup`.
+        num_required: gradients to wait for, 1 or more.
+        device: where the tensor shall be; None leaves it in this machine's memory, where it is the result itself.
+        **options: as for the accumulator's own method: `timeout`, `exact`.
+
+    Returns:
+        A sparse COO tensor of `[rows, *row]`, coalesced and marked as such, in the accumulator's dtype, owned by the
+        caller; a dense tensor for a dense accumulator; a dict of these for a group. Where the accumulator's shape does
+        not say how many rows there are, they end with the highest id.
+
+    Raises:
+        InvalidArgumentError: an argument cannot be, as for the accumulator's own method, like all other errors.
+            Nothing has changed.
+
+    Threads:
+        Blocks, as the accumulator's own method does.
+
+    Example:
+        >>> import torch, gradquorum as gq, gradquorum.torch as gqt
+        >>> acc = gq.SparseConditionalAccumulator("float32", (10, 2))
+        >>> _ = acc.apply_grad(torch.tensor([7, 1]), torch.ones(2, 2))
+        >>> grad = gqt.take_grad(acc, 1)
+        >>> grad.is_coalesced(), grad.shape, grad.indices()
+        (True, torch.Size([10, 2]), tensor([[1, 7]]))
+    """
+    if hasattr(accumulator, "take_grad"):
+        return _to_device(_as_any_tensor(accumulator.take_grad(num_required, **options)), device)
+    taken = accumulator.take(num_required, **options)
+    return {name: _to_device(_as_any_tensor(gradient), device) for name, gradient in taken.items()}
+
+
+def _as_any_tensor(gradient: Any) -> Any:
+    if not isinstance(gradient, SparseGradient):
+        return as_tensor(gradient)
+    indices, values = gradient.indices, gradient.values
+    size = tuple(gradient.shape.tolist())
+    if size[0] < 0:
+        size = (int(indices[-1]) + 1 if len(indices) else 0, *size[1:])
+    return as_sparse_tensor(indices, values, size)
+
+
+def _to_device(tensor: Any, device: Any) -> Any:
+    return tensor if device is None else tensor.to(device)
+
+
+def as_tensor(array: NDArray[Any]) -> Any:
+    """Return an array's memory as a tensor."""
+    if is_bfloat16(array.dtype):
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def as_sparse_tensor(indices: NDArray[np.int64], values: NDArray[Any], size: tuple[int, ...]) -> Any:
+    """Return the memory of a reduced gradient as a coalesced sparse COO tensor."""
+    # Ids ascend without repeats: what an invariant check would look for is what the library promises.
+    return torch.sparse_coo_tensor(
+        torch.from_numpy(indices[None]), as_tensor(values), size, is_coalesced=True, check_invariants=False
+    )
+
+
+def assign_grads(parameters: Any, gradients: Any) -> None:
+    """Put reduced gradients into the `.grad` of their parameters, in place of what is there.
+
+    `SparseAdam`, `SGD` and `Adagrad` then step as after a backward pass. Sparse gradients stay sparse.
+
+    Args:
+        parameters: a parameter, or a mapping of parameters by name, `dict(model.named_parameters())` for one. Those
+            that have no gradient in `gradients` keep their `.grad`.
+        gradients: what a take returned: a `SparseGradient`, `IndexedSlices`, an array or a tensor; with a mapping of
+            parameters, one of these by name: what `AccumulatorGroup.take` or `take_grad` returned. Memory of this
+            machine is not copied for a parameter that lies there.
+
+    Raises:
+        InvalidArgumentError: a gradient has no parameter, or another shape. No `.grad` has changed.
+        InvalidDTypeError: a gradient has another dtype than its parameter. No `.grad` has changed.
+
+    Threads:
+        It writes to the parameters without any lock.
+
+    Example:
+        >>> import torch, gradquorum as gq, gradquorum.torch as gqt
+        >>> embedding = torch.nn.Embedding(10, 2, sparse=True)
+        >>> optimizer = torch.optim.SparseAdam(embedding.parameters())
+        >>> acc = gq.SparseConditionalAccumulator("float32", (10, 2))
+        >>> _ = acc.apply_grad([7, 1], [[1.0, 2.0], [3.0, 4.0]])
+        >>> gqt.assign_grads(embedding.weight, acc.take_grad(1))
+        >>> optimizer.step()
+        >>> embedding.weight.grad.coalesce().values()
+        tensor([[3., 4.],
+                [1., 2.]])
+    """
+    if isinstance(parameters, torch.Tensor):
+        parameters, gradients = {"grad": parameters}, {"grad": gradients}
+    for what, mapping in (("parameters", parameters), ("gradients", gradients)):
+        if not isinstance(mapping, Mapping):
+            raise InvalidArgumentError(f"{what}: expected a mapping by name, got {type(mapping).__name__}")
+    unknown = [name for name in gradients if name not in parameters]
+    if unknown:
+        raise InvalidArgumentError(f"gradients: expected names among those of the parameters, got {unknown[0]!r}")
+    assigned = [(parameters[name], _grad_for(name, parameters[name], grad)) for name, grad in gradients.items()]
+    for parameter, grad in assigned:
+        parameter.grad = grad
+
+
+def _grad_for(name: str, parameter: Any, gradient: Any) -> Any:
+    """Return a gradient as a tensor that can be the parameter's `.grad`."""
+    if not isinstance(parameter, torch.Tensor):
+        raise InvalidArgumentError(f"{name}: expected a parameter, got {type(parameter).__name__}")
+    size = tuple(parameter.shape)
+    if isinstance(gradient, SparseGradient):
+        gradient = gradient.as_indexed_slices()
+    if isinstance(gradient, IndexedSlices):
+        _check_reduced(name, gradient, size)
+        tensor = as_sparse_tensor(gradient.indices, gradient.values, size)
+    elif isinstance(gradient, torch.Tensor):
+        tensor = gradient.detach()
+    elif isinstance(gradient, np.ndarray):
+        tensor = as_tensor(gradient)
+    else:
+        raise InvalidArgumentError(
+            f"{name}: expected a SparseGradient, IndexedSlices, an array or a tensor, got {type(gradient).__name__}"
+        )
+    if tuple(tensor.shape) != size:
+        raise InvalidArgumentError(f"{name}: expected a gradient of shape {list(size)}, got {list(tensor.shape)}")
+    if tensor.dtype is not parameter.dtype:
+        raise InvalidDTypeError(f"{name}: expected a gradient of {parameter.dtype}, got {tensor.dtype}")
+    return tensor.to(parameter.device)
+
+
+def _check_reduced(name: str, gradient: IndexedSlices, size: tuple[int, ...]) -> None:
+    """Check that slices are what a take returns, for a table of that size."""
+    indices, values, shape = gradient.indices, gradient.values, gradient.dense_shape
+    if not isinstance(indices, np.ndarray) or not isinstance(values, np.ndarray) or indices.dtype != np.int64:
+        raise InvalidArgumentError(f"{name}: expected the arrays that a take returns, got others; apply them first")
+    rows = size[0] if size else 0
+    got = (-1, *values.shape[1:]) if shape is None else tuple(int(dim) for dim in shape)
+    if got not in ((-1, *size[1:]), size) or values.shape != (len(indices), *size[1:]):
+        raise InvalidArgumentError(
+            f"{name}: expected a gradient of shape {list(size)}, got {list(got)} with values {list(values.shape)}"
+        )
+    if len(indices) and not (indices[0] >= 0 and indices[-1] < rows and (indices[1:] > indices[:-1]).all()):
+        raise InvalidArgumentError(
+            f"{name}: expected ids that ascend without repeats, as a take returns them, from 0 to {rows - 1}; "
+            f"got {indices[0]} to {indices[-1]}"
+        )
