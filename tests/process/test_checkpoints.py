@@ -77,6 +77,15 @@ def test_round_comes_back_when_the_first_client_brings_its_spec(folder):
         assert_rows(acc.take_grad(1), [2], [7.0])
 
 
+def test_round_with_the_largest_lag_comes_back(folder):
+    with serving(folder) as server:
+        acc = sparse(server, staleness=gq.Weighted())
+        acc.set_global_step(2**63 - 1)
+        assert apply(acc, [0], [1.0], local_step=-(2**63), worker="a", sequence=0).lag == 2**64 - 1
+    with serving(folder) as server:
+        assert sparse(server, staleness=gq.Weighted()).num_accumulated() == 1
+
+
 def test_group_comes_back(folder):
     members = {"rows": gq.SparseSpec("float32", (5, 2)), "bias": gq.DenseSpec("float64", (2,))}
     with serving(folder) as server:
