@@ -7,12 +7,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 import gradquorum as gq
+from gradquorum.checkpoint import read_checkpoint
 from gradquorum.targets.process import checkpoints
 from tests.support import TIMEOUT, GatedMerges, accept, apply, assert_rows, available_engines, wait_until
 
@@ -73,6 +75,15 @@ def test_round_comes_back_when_the_first_client_brings_its_spec(folder):
         assert apply(acc, [2], [1.0], worker="a", sequence=5).status is DUPLICATE
         assert_rows(acc.take_grad(1), [2], [1.0])
         assert_rows(acc.take_grad(1), [2], [7.0])
+
+
+def test_round_with_the_largest_lag_comes_back(folder):
+    with serving(folder) as server:
+        acc = sparse(server, staleness=gq.Weighted())
+        acc.set_global_step(2**63 - 1)
+        assert apply(acc, [0], [1.0], local_step=-(2**63), worker="a", sequence=0).lag == 2**64 - 1
+    with serving(folder) as server:
+        assert sparse(server, staleness=gq.Weighted()).num_accumulated() == 1
 
 
 def test_group_comes_back(folder):
@@ -341,6 +352,49 @@ def test_file_that_does_not_fit_is_an_error_to_that_client_and_stays(folder, cha
                 assert error.match(r"expected one of .*11.* got one of .*10")
         sparse(server, "another")
     assert (file.read_bytes() if file.is_file() else None) == before
+
+
+def test_others_are_served_while_a_round_is_restored_which_is_made_once(folder, monkeypatch, run_thread):
+    with serving(folder) as server:
+        accept(sparse(server), [0], [1.0])
+    begun, may_go_on, read = threading.Event(), threading.Event(), []
+
+    def read_slowly(path):
+        read.append(path)
+        begun.set()
+        assert may_go_on.wait(TIMEOUT)
+        return read_checkpoint(path)
+
+    monkeypatch.setattr(checkpoints, "read_checkpoint", read_slowly)
+    with serving(folder) as server:
+        calls = [run_thread(sparse, server)]
+        assert begun.wait(TIMEOUT)
+        calls += [run_thread(sparse, server) for _ in range(2)]
+        accept(sparse(server, "another"), [0], [1.0])
+        may_go_on.set()
+        assert [call.result().num_accumulated() for call in calls] == [1, 1, 1]
+    assert len(read) == 1
+
+
+def test_server_that_is_closed_while_it_restores_a_round_leaves_its_file_as_it_was(folder, monkeypatch, run_thread):
+    with serving(folder) as server:
+        accept(sparse(server), [0], [1.0])
+    before = (folder / "emb.safetensors").read_bytes()
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def read_slowly(path):
+        begun.set()
+        assert may_go_on.wait(TIMEOUT)
+        return read_checkpoint(path)
+
+    monkeypatch.setattr(checkpoints, "read_checkpoint", read_slowly)
+    with serving(folder) as server:
+        call = run_thread(server.accumulator, "float32", (10, 1), "emb")
+        assert begun.wait(TIMEOUT)
+        server.close()
+        may_go_on.set()
+        assert isinstance(call.error(), gq.ClosedError)
+    assert (folder / "emb.safetensors").read_bytes() == before
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc/passwd", "ж\0", "\ud800", "a%2Fb", "x" * 200])

@@ -297,6 +297,7 @@ def test_max_bytes_of_a_server_refuses_what_does_not_fit_and_loses_nothing(tmp_p
                 accept(acc, np.arange(1000), ROWS)
                 count += 1
         assert 1 <= count < 10
+        assert server.held_bytes <= 100_000  # with the block that the last one was copied from
         with pytest.raises(gq.ResourceExhaustedError):
             other.apply_grad(np.arange(1000), ROWS)
         assert acc.num_accumulated() == count

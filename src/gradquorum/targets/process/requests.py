@@ -141,7 +141,9 @@ def _wait_for_room(link: Link, hosted: HostedRound, handle: Handle, num_bytes: i
 
 
 def _apply(link: Link, message: m.Apply) -> m.Judged:
-    receipt = _judge(link, message)  # what it read has died by now
+    receipt = _judge(link, message)  # what it read has died by now, unless it is lent
+    if receipt.lent and message.block is not None:
+        link.blocks.mark_lent(message.block)
     return to_judged(receipt, link.blocks.freed(), link.blocks.reclaimed())
 
 

@@ -241,7 +241,7 @@ class Server:
 
     @property
     def held_bytes(self) -> int:
-        """Shared memory, and what the rounds hold outside of it."""
+        """Shared memory, and what the rounds hold outside of it. What is being lent may count twice."""
         lent = sum(link.blocks.lent_bytes for link in self._snapshot())
         return self.memory.num_bytes + max(sum(hosted.held_bytes for hosted in self.rounds.all()) - lent, 0)
 
