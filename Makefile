@@ -86,7 +86,7 @@ endef
 
 test: $(MAIN)/.group-test ## the tests, under five minutes
 	$(call check_engine,$(MAIN)/bin/python)
-	$(MAIN)/bin/python -m pytest --quiet --doctest-modules src $(WITHOUT_NATIVE)
+	$(MAIN)/bin/python -m pytest --quiet --doctest-modules src $(WITHOUT_NATIVE) --ignore=src/gradquorum/tensorflow
 	$(MAIN)/bin/python -m pytest tests -m "not slow and not frameworks" $(PYTEST_ARGS)
 	@echo "make test: everything passed."
 
