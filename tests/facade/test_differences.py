@@ -3,6 +3,10 @@
 Differences of the accumulators themselves are in `tests/parity/test_live_tensorflow.py`, by session, too.
 """
 
+import subprocess
+import sys
+import textwrap
+
 import numpy as np
 import pytest
 
@@ -170,3 +174,62 @@ def test_dense_shape_of_no_dims_is_no_constraint_in_eager_mode_only(tf, gqtf, of
     else:
         with pytest.raises(ValueError, match="incompatible"):
             offer_and_take(gqtf, [([1.0, 2.0],)], **options)
+
+
+def test_values_of_another_dtype_end_tensorflows_process(tf, gqtf):
+    script = textwrap.dedent(
+        """
+        import numpy as np, tensorflow as tf
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            acc = tf.compat.v1.SparseConditionalAccumulator(tf.float32)
+            apply = acc.apply_grad([1], np.ones((1, 1), np.uint64))
+            session.run(apply)
+            session.run(apply)
+        print("alive")
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode != 0
+    assert "alive" not in done.stdout
+    acc = gqtf.SparseConditionalAccumulator(tf.float32)
+    for _ in range(2):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"float32.*uint64"):
+            acc.apply_grad([1], np.ones((1, 1), np.uint64))
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "complex64", "complex128"])
+def test_dtypes_for_which_tensorflow_has_no_kernel(tf, gqtf, offer_and_take, name):
+    gradients = [([1], tf.constant([[2]], tf.as_dtype(name)).numpy())]
+    assert "No OpKernel was registered" in str(offer_and_take(tf.compat.v1, gradients, dtype=name))
+    ((row, value),) = offer_and_take(gqtf, gradients, dtype=name)
+    assert (row, complex(value)) == (1, 2)
+
+
+def test_integers_with_sum(tf, gqtf, offer_and_take):
+    gradients = [([1], np.int64([[2]]))] * 2
+    options = {"dtype": tf.int64, "reduction_type": "SUM", "num_required": 2}
+    assert "No OpKernel was registered" in str(offer_and_take(tf.compat.v1, gradients, **options))
+    assert offer_and_take(gqtf, gradients, **options) == [(1, 4)]
+
+
+def test_mean_by_count(tf, gqtf, offer_and_take):
+    gradients = [([1], [[2.0]]), ([2], [[2.0]])]
+    options = {"num_required": 2, "reduction_type": "MEAN_BY_COUNT"}
+    with pytest.raises(ValueError, match="MEAN_BY_COUNT"):
+        offer_and_take(tf.compat.v1, gradients, **options)
+    assert offer_and_take(gqtf, gradients, **options) == [(1, 1.0), (2, 1.0)]
+
+
+def test_local_step_of_one_entry(tf, gqtf, in_graph):
+    v1 = tf.compat.v1
+    counts = []
+    with in_graph.build():
+        made = [classes.SparseConditionalAccumulator(tf.float32) for classes in (v1, gqtf)]
+        step = v1.placeholder(tf.int64)
+        ops = [(acc.apply_grad([1], [[1.0]], local_step=step), acc.num_accumulated()) for acc in made]
+    with in_graph.session() as session:
+        for apply, count in ops:
+            with pytest.raises(tf.errors.InvalidArgumentError, match="local_step must be scalar"):
+                session.run(apply, {step: [3]})
+            counts.append(int(session.run(count)))
+    assert counts == [1, 0]
