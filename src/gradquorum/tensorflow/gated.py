@@ -8,6 +8,7 @@ and one after it merges them.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from gradquorum.tensorflow.tickets import open_store
 __all__ = ["GatedBackend"]
 
 _GATE_DTYPE = tf.float16
+_gate_numbers = itertools.count(1)
 
 
 class GatedBackend(AbstractBackend):
@@ -51,16 +53,18 @@ class GatedBackend(AbstractBackend):
             before = self.num_accumulated("before")
             offer = functools.partial(self._offer, has_shape=tensors.has_shape)
             with tf.control_dependencies([before]):
-                ticket, row = tf.numpy_function(offer, [self._gate(), *tensors[:3], step], [tf.int64, _GATE_DTYPE])
-            passed = tf.raw_ops.SparseAccumulatorApplyGradient(
-                handle=self.reference,
-                local_step=tf.reshape(step, []),
-                gradient_indices=tf.reshape(ticket, [1]),
-                gradient_values=row,
-                gradient_shape=tf.constant([], tf.int64),
-                has_known_shape=False,
-                name="gate",
-            )
+                inputs = [self._find_gate(), *tensors[:3], step]
+                gate, ticket, row = tf.numpy_function(offer, inputs, [tf.int64, tf.int64, _GATE_DTYPE])
+            with tf.control_dependencies([self._keep_gate(gate)]):
+                passed = tf.raw_ops.SparseAccumulatorApplyGradient(
+                    handle=self.reference,
+                    local_step=tf.reshape(step, []),
+                    gradient_indices=tf.reshape(ticket, [1]),
+                    gradient_values=row,
+                    gradient_shape=tf.constant([], tf.int64),
+                    has_known_shape=False,
+                    name="gate",
+                )
             with tf.control_dependencies([passed]):
                 counted = self.num_accumulated("after") > before
                 arrived = tf.numpy_function(self._arrive, [ticket, counted], [])
@@ -68,9 +72,8 @@ class GatedBackend(AbstractBackend):
 
     def take(self, num_required: Any, name: str | None) -> Sequence[Any]:
         with tf.compat.v1.name_scope(name or "SparseAccumulatorTakeGradient") as scope:
-            gate = self._gate()
-            number = tf.numpy_function(self._begin_take, [gate], tf.int64)
-            with tf.control_dependencies([number]):
+            gate, number = tf.numpy_function(self._begin_take, [self._find_gate()], [tf.int64, tf.int64])
+            with tf.control_dependencies([self._keep_gate(gate)]):
                 tickets, _, _ = tf.raw_ops.SparseAccumulatorTakeGradient(
                     handle=self.reference, num_required=num_required, dtype=_GATE_DTYPE, name="gate"
                 )
@@ -84,29 +87,30 @@ class GatedBackend(AbstractBackend):
         step = as_step_tensor("new_global_step", step)
         return tf.raw_ops.AccumulatorSetGlobalStep(handle=self.reference, new_global_step=step, name=name)
 
-    def _gate(self) -> Any:
-        """Return a number that stands for the gate of the session in which it is evaluated.
+    def _find_gate(self) -> Any:
+        """Return the number that stands for the gate of the session in which it is evaluated, 0 if it has none yet.
 
-        The first to ask draws it. Two that ask first at once may get two numbers, one of which is soon forgotten: the
-        store finds gradients by ticket, and uses the number only to tell when it may forget stale ones.
+        Two operations that are the first at once may both give it a number, one of which is soon forgotten: the store
+        finds gradients by ticket, and uses the number only to tell when it may forget stale ones.
         """
-        key = tf.constant(0, tf.int64)
-        drawn = tf.raw_ops.RandomUniformInt(
-            shape=tf.constant([], tf.int32), minval=np.int64(1), maxval=np.int64(2**62), seed=0, seed2=0
+        nothing = tf.constant(0, tf.int64)
+        return tf.raw_ops.LookupTableFindV2(table_handle=self._sessions, keys=nothing, default_value=nothing)
+
+    def _keep_gate(self, gate: Any) -> Any:
+        return tf.raw_ops.LookupTableInsertV2(
+            table_handle=self._sessions, keys=tf.constant(0, tf.int64), values=tf.reshape(gate, [])
         )
-        gate = tf.raw_ops.LookupTableFindV2(table_handle=self._sessions, keys=key, default_value=drawn)
-        kept = tf.raw_ops.LookupTableInsertV2(table_handle=self._sessions, keys=key, values=gate)
-        with tf.control_dependencies([kept]):
-            return tf.identity(gate)
 
     # What operations call
 
     def _offer(self, gate: Any, indices: Any, values: Any, shape: Any, step: Any, *, has_shape: bool) -> list[Any]:
-        ticket, row = self._store.offer(int(gate), indices, values, shape if has_shape else None, step)
-        return [np.int64(ticket), row]
+        number = int(gate) or next(_gate_numbers)
+        ticket, row = self._store.offer(number, indices, values, shape if has_shape else None, step)
+        return [np.int64(number), np.int64(ticket), row]
 
     def _arrive(self, ticket: Any, counted: Any) -> None:
         self._store.arrive(int(ticket), seems_counted=bool(counted))
 
-    def _begin_take(self, gate: Any) -> Any:
-        return np.int64(self._store.begin_take(int(gate)))
+    def _begin_take(self, gate: Any) -> list[Any]:
+        number = int(gate) or next(_gate_numbers)
+        return [np.int64(number), np.int64(self._store.begin_take(number))]
