@@ -115,3 +115,46 @@ def test_worker_process_with_a_session_of_its_own(server, shared, name):
     )
     assert done.returncode == 0, done.stderr
     assert shared.take_grad(1, timeout=0).values.tolist() == [[3.0]]
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_connect_makes_a_server_the_default(tf, gqtf, server, shared, name, in_graph, mode):
+    gq.connect(server.address)
+    try:
+        if mode == "eager":
+            gqtf.SparseConditionalAccumulator("float32", [5, 1], shared_name=name).apply_grad([1], [[1.0]])
+        else:
+            with in_graph.build():
+                apply = gqtf.SparseConditionalAccumulator("float32", [5, 1], shared_name=name).apply_grad([1], [[1.0]])
+            with in_graph.session() as session:
+                session.run(apply)
+    finally:
+        gq.connect(None)
+    assert shared.num_accumulated() == 1
+
+
+def test_program_with_the_behaviour_of_version_2_switched_off(server, shared, name):
+    """As programs of TensorFlow 1 begin today; both kinds of rounds, in the default graph."""
+    script = textwrap.dedent(
+        """
+        import sys
+        import tensorflow.compat.v1 as tf
+        import gradquorum.tensorflow as gqtf
+        tf.disable_v2_behavior()
+        sparse = gqtf.SparseConditionalAccumulator(tf.float32, [5, 1])
+        remote = gqtf.SparseConditionalAccumulator(tf.float32, [5, 1], sys.argv[1], target=sys.argv[2])
+        dense = gqtf.ConditionalAccumulator(tf.float32, [2])
+        applies = [acc.apply_grad([3, 3], [[1.0], [2.0]]) for acc in (sparse, remote)] + [dense.apply_grad([1.0, 2.0])]
+        takes = [sparse.take_grad(1).values, remote.take_grad(1).values, dense.take_grad(1)]
+        with tf.Session() as session:
+            session.run(applies)
+            print(*(take.tolist() for take in session.run(takes)))
+            print(*session.run([sparse.num_accumulated(), remote.num_accumulated(), dense.num_accumulated()]))
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, name, server.address], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[[3.0]] [[3.0]] [1.0, 2.0]\n0 0 0\n"
+    assert shared.global_step == 1
