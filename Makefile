@@ -30,7 +30,7 @@ endif
 EXPECTED_ENGINE ?= $(if $(CXX),native,reference)
 
 # Their doctests run where the frameworks are: make test-all.
-WITHOUT_ADAPTERS := --ignore=src/gradquorum/jax --ignore=src/gradquorum/torch
+WITHOUT_ADAPTERS := $(addprefix --ignore=src/gradquorum/,jax tensorflow torch)
 WITHOUT_NATIVE := $(if $(filter reference,$(EXPECTED_ENGINE)),--ignore=src/gradquorum/engine/native.py)
 
 help: ## this list

@@ -32,7 +32,7 @@ from gradquorum.specs import DenseSpec, SparseSpec
 from gradquorum.staleness import Defer, Weighted, Window
 from gradquorum.training import SyncReplicas
 
-_ADAPTERS = ("jax", "torch")
+_ADAPTERS = ("jax", "tensorflow", "torch")
 
 if TYPE_CHECKING:
     from gradquorum.tables import shared_table

@@ -25,7 +25,10 @@ def test_what_is_used_without_a_framework_loads_none():
     assert output_of(f"import warnings; warnings.simplefilter('ignore')\n{code}{LOADED}") == "set()\n"
 
 
-@pytest.mark.parametrize(("name", "words"), [("torch", "needs PyTorch"), ("jax", "needs JAX")])
+NEEDS = [("torch", "needs PyTorch"), ("jax", "needs JAX"), ("tensorflow", "needs TensorFlow")]
+
+
+@pytest.mark.parametrize(("name", "words"), NEEDS)
 def test_a_missing_framework_is_named(name, words):
     code = (
         f"import sys; sys.modules['{name}'] = None\n"

@@ -11,7 +11,8 @@ from gradquorum.specs import RoundSpec
 from gradquorum.targets.interface import PRIVATE, AbstractTarget, Merged, Terms
 from gradquorum.targets.local import attach_local, open_local
 
-__all__ = ["AbstractTarget", "Merged", "Terms", "attach_target", "open_shared", "open_target", "set_default"]
+__all__ = ["AbstractTarget", "Merged", "Terms", "attach_target", "default_target"]
+__all__ += ["open_shared", "open_target", "set_default"]
 
 _default: str | None = None
 """What `target=None` means: a server's address, or None for this process."""
@@ -21,6 +22,11 @@ def set_default(address: str | None) -> None:
     """Let `target=None` mean a server, or with None this process."""
     global _default
     _default = address
+
+
+def default_target() -> str | None:
+    """Return what `target=None` means: a server's address, or None for this process."""
+    return _default
 
 
 def open_target(spec: RoundSpec, shared_name: str | None, target: object) -> AbstractTarget:
