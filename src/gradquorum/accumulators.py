@@ -464,7 +464,7 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[NDArray[Any]]):
             InvalidArgumentError: its shape is not that of the accumulator or of the round. Nothing has changed.
             InvalidDTypeError: converting it would lose what kind of number it is. Nothing has changed.
         """
-        step = check_step(local_step)
+        step = check_step(local_step, "for (indices, values) make a SparseConditionalAccumulator")
         gradient = check_dense(self._member, "", grad)
         return self._apply((gradient,), step, worker, sequence, weight, copy, timeout)
 

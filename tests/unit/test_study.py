@@ -181,6 +181,11 @@ def test_study_plots_both_formats(tmp_path):
     assert paths[1].read_bytes().startswith(b"\x89PNG")
 
 
+def test_seeds_without_a_study_are_refused(text, capsys):
+    assert main(["demo", "--text", str(text), "--seeds", "2"]) == 2
+    assert "'--seeds': only a study has several: give --study too" in capsys.readouterr().err
+
+
 def test_study_without_a_folder_writes_to_one_of_its_own_name(text, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert study(text, "--study") == 0
