@@ -72,6 +72,11 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """List the public names, also those that are loaded when they are first named."""
+    return sorted({*__all__, *_ADAPTERS})
+
+
 def __getattr__(name: str) -> Any:
     """Load what only some programs need when it is first named."""
     if name == "Server":

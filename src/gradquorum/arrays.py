@@ -100,7 +100,8 @@ def _as_array(what: str, values: Any) -> tuple[NDArray[Any], bool, bool]:
         try:
             return np.asarray(values), False, False
         except (ValueError, TypeError, OverflowError, RuntimeError) as error:
-            raise InvalidArgumentError(f"{what}: expected an array, got a sequence that is none: {error}") from error
+            got = "a ragged list" if "inhomogeneous" in str(error) else "a sequence that is none"
+            raise InvalidArgumentError(f"{what}: expected an array, got {got}: {error}") from error
     if isinstance(values, (str, bytes, bytearray)):
         raise InvalidDTypeError(f"{what}: expected an array, a list or a scalar, got {type(values).__name__}")
     if is_torch(values):
@@ -153,8 +154,8 @@ def _integers(sequence: Any, fallback: NDArray[Any]) -> NDArray[Any]:
         return fallback
 
 
-def as_integer(what: str, number: Any) -> int:
-    """Return a scalar integer that fits int64.
+def as_integer(what: str, number: Any, remedy: str = "write one integer") -> int:
+    """Return a scalar integer that fits int64; the remedy is for what is no scalar.
 
     Raises:
         InvalidDTypeError: it is no integer.
@@ -162,7 +163,7 @@ def as_integer(what: str, number: Any) -> int:
     """
     if type(number) is not int:
         if getattr(number, "ndim", 0) or isinstance(number, (list, tuple)):
-            raise InvalidArgumentError(f"{what} must be scalar, got {number!r}")
+            raise InvalidArgumentError(f"{what} must be scalar, got {number!r}; {remedy}")
         is_bool = isinstance(number, (bool, np.bool_)) or str(getattr(number, "dtype", "")).endswith("bool")
         try:
             if is_bool:
@@ -195,8 +196,8 @@ def as_dims(what: str, dims: Any, *, unknown: tuple[Any, ...]) -> tuple[int | No
                 raise InvalidArgumentError(f"{what}[{i}]: expected a size, got {entry!r}")
             sizes.append(None)
         elif size < 0:
-            allowed = ", ".join(map(str, unknown))
-            raise InvalidArgumentError(f"{what}[{i}]: expected a size of 0 or more, or one of {allowed}; got {size}")
+            others = f", or one of {', '.join(map(str, unknown))}" if unknown else ""
+            raise InvalidArgumentError(f"{what}[{i}]: expected a size of 0 or more{others}; got {size}")
         else:
             sizes.append(size)
     return tuple(sizes)

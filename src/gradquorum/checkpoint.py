@@ -118,6 +118,6 @@ def _safetensors() -> Any:
         import safetensors.numpy
     except ImportError as error:
         raise GradQuorumError(
-            "checkpoints in files need safetensors: pip install 'gradquorum[checkpoint]'; state_dict() needs nothing"
+            "checkpoints in files need safetensors: pip install safetensors; state_dict() needs nothing"
         ) from error
     return safetensors

@@ -164,9 +164,14 @@ class AbstractAccumulator(Keeping, ABC, Generic[R]):
         if exact is not False and not isinstance(exact, (bool, np.bool_)):
             raise InvalidArgumentError(f"exact: expected True or False, got {exact!r}")
         if number < 1:
-            raise InvalidArgumentError(f"num_required must be positive, but was {number}")
+            raise InvalidArgumentError(
+                f"num_required must be positive, but was {number}; give the gradients to wait for, 1 or more"
+            )
         if exact and self._spec.options.compact:
-            raise InvalidArgumentError("exact=True: expected an accumulator made with compact=False")
+            raise InvalidArgumentError(
+                "exact=True: expected an accumulator made with compact=False, got one made with compact=True: it may "
+                "have merged gradients that such a take would have to leave; make it with compact=False"
+            )
         return number
 
     def _rounds(self, num_required: Any, timeout: float | None) -> Iterator[R]:

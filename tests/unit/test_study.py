@@ -170,7 +170,7 @@ def test_study_prints_tables_and_verdicts_and_writes_all_it_found(text, tmp_path
 def test_study_without_matplotlib_says_what_to_install(text, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert study(text, "--study", str(tmp_path)) == 0
-    assert "no plots: matplotlib is missing: pip install 'gradquorum[report]'" in capsys.readouterr().out
+    assert "no plots: matplotlib is missing: pip install matplotlib" in capsys.readouterr().out
     assert (tmp_path / "study.json").exists()
     assert not (tmp_path / "study.svg").exists()
 
@@ -184,6 +184,11 @@ def test_study_plots_both_formats(tmp_path):
     plot(paths, curves, settings)
     assert "<svg" in paths[0].read_text()
     assert paths[1].read_bytes().startswith(b"\x89PNG")
+
+
+def test_seeds_without_a_study_are_refused(text, capsys):
+    assert main(["demo", "--text", str(text), "--seeds", "2"]) == 2
+    assert "'--seeds': only a study has several: give --study too" in capsys.readouterr().err
 
 
 def test_study_without_a_folder_writes_to_one_of_its_own_name(text, tmp_path, capsys, monkeypatch):

@@ -11,9 +11,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "jax":
         raise
-    raise ModuleNotFoundError(
-        "gradquorum.jax needs JAX; install it with: pip install 'gradquorum[jax]'", name="jax"
-    ) from error
+    raise ModuleNotFoundError("gradquorum.jax needs JAX; install it with: pip install jax", name="jax") from error
 
 from gradquorum.jax.gradients import apply_grad, as_bcoo, take_bcoo, take_grad
 from gradquorum.jax.multi_steps import MultiSteps, MultiStepsState, apply_updates

@@ -84,6 +84,9 @@ def open_shared(target: object, shared_name: str | None, spec: RoundSpec | None,
     server = sys.modules.get("gradquorum.targets.process.server")
     if server is not None and isinstance(target, server.Server):
         return target.open(spec, shared_name)
+    is_name = isinstance(target, str) and target
+    hint = f" (for a socket in this folder write {os.path.join(os.curdir, str(target))!r})" if is_name else ""
     raise InvalidArgumentError(
-        f"target: expected None, 'local' or the address of a server, a path with a {os.sep!r} in it; got {target!r}"
+        f"target: expected None, 'local' or the address of a server, a path with a {os.sep!r} in it{hint}; "
+        f"got {target!r}"
     )

@@ -87,7 +87,8 @@ def attach_local(shared_name: str) -> tuple[LocalTarget, RoundSpec]:
         handle = None if host is None else host.round.open()
         if host is None or handle is None:
             raise InvalidArgumentError(
-                f"shared_name {shared_name!r}: expected one that is in use, and this process has no such round"
+                f"shared_name {shared_name!r}: expected one that is in use, and this process has no such round. "
+                "Is it in a server? Give target=, its address, or call gradquorum.connect first"
             )
         return _attach(host, handle), host.spec
 

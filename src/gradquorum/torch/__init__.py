@@ -12,7 +12,7 @@ except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
     raise ModuleNotFoundError(
-        "gradquorum.torch needs PyTorch; install it with: pip install 'gradquorum[torch]'", name="torch"
+        "gradquorum.torch needs PyTorch; install it with: pip install torch", name="torch"
     ) from error
 
 from gradquorum.torch.gradients import apply_grad, assign_grads, take_grad

@@ -38,7 +38,10 @@ class Requirement(NamedTuple):
             UnavailableError: the workers that are left cannot do it.
         """
         if self.fixed is not None:
-            return take(self.fixed, seconds)
+            try:
+                return take(self.fixed, seconds)
+            except UnavailableError as error:
+                raise self._out_of_reach(error, group) from None
         while True:
             number = self.num_workers
             while group.num_workers < self.num_workers:  # some have not joined, or have left: which, the round knows
@@ -49,13 +52,28 @@ class Requirement(NamedTuple):
                 except UnavailableError as error:
                     number = min(number - 1, _at_most(error, group))
                     if number < 1:
-                        raise
+                        raise self._out_of_reach(error, group) from None
             try:
                 return take(max(number - self.spare, 1), seconds)
             except UnavailableError as error:
                 if error.live is None:
                     raise
                 # Somebody has left just now.
+
+    def _out_of_reach(self, error: UnavailableError, group: AbstractAccumulator[Any]) -> UnavailableError:
+        """Return an error that names the rule and what it needs, not what a single take asked for."""
+        if error.live is None:  # not the workers are missing, but the server
+            return error
+        rule, needed = (
+            (self.fixed, self.fixed) if self.fixed is not None else (f"all-{self.spare}" if self.spare else "all", 1)
+        )
+        return UnavailableError(
+            f"num_required={rule!r}: {error.live} of {self.num_workers} workers live, {needed} gradients needed "
+            f"({group.num_accumulated()} are here); left: {', '.join(map(repr, error.left)) or 'nobody'}",
+            live=error.live,
+            needed=needed,
+            left=error.left,
+        )
 
 
 def _at_most(error: UnavailableError, group: AbstractAccumulator[Any]) -> int:

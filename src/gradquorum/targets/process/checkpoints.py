@@ -37,7 +37,7 @@ class Checkpoints:
         try:
             import safetensors  # noqa: F401 - better now than when there is something to save
         except ImportError as error:
-            raise GradQuorumError("checkpoint: needs safetensors: pip install 'gradquorum[checkpoint]'") from error
+            raise GradQuorumError("checkpoint: needs safetensors: pip install safetensors") from error
         try:
             os.makedirs(self._directory, mode=0o700, exist_ok=True)
             self._lock = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

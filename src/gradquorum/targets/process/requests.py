@@ -231,7 +231,7 @@ def _sparse(spec: SparseSpec, where: str, indices: Any, values: Any) -> CheckedS
 def _take(link: Link, message: m.Take) -> Any:
     hosted, handle = link.session.get(message.handle)
     m.check(message.num_required > 0, "num_required must be positive")
-    m.check(not (message.exact and hosted.spec.options.compact), "exact=True: expected compact=False")
+    m.check(not (message.exact and hosted.spec.options.compact), "exact=True: expected compact=False, got True")
     return link.taking.take(hosted, handle, message)
 
 

@@ -57,8 +57,8 @@ class Server:
     and its marks, until somebody attaches again and closes it, or the server is closed.
 
     Args:
-        address: path of the Unix socket; None for one in a new directory of its own. What a dead server left there
-            is replaced.
+        address: path of the Unix socket, in a folder that is made with mode 0700 if it is not there; None for a socket
+            in a new directory of its own. What a dead server left there is replaced.
         authkey: what clients must know, bytes; None makes a key and keeps it in a file of mode 0600 beside the socket,
             where every process of this user finds it.
         max_bytes: budget for shared memory and for what all rounds hold; None without one. What does not fit is
@@ -70,7 +70,8 @@ class Server:
             saves each change before the client hears of it. ``docs/processes.md`` says what that promises.
 
     Raises:
-        InvalidArgumentError: there is a living server at the address or with the folder, or an argument cannot be.
+        InvalidArgumentError: there is a living server at the address or with the folder, the folder of the address
+            cannot be made, or an argument cannot be.
         GradQuorumError: this is not Linux, or safetensors is not installed.
 
     Threads:
