@@ -11,8 +11,7 @@ except ModuleNotFoundError as error:
     if error.name != "tensorflow":
         raise
     raise ModuleNotFoundError(
-        "gradquorum.tensorflow needs TensorFlow; install it with: pip install 'gradquorum[tensorflow]'",
-        name="tensorflow",
+        "gradquorum.tensorflow needs TensorFlow; install it with: pip install tensorflow", name="tensorflow"
     ) from error
 
 from gradquorum.tensorflow.accumulators import (
