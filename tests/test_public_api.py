@@ -277,4 +277,4 @@ def test_readme_example_prints_what_it_says():
 
 
 def test_dir_lists_what_is_public_and_nothing_else():
-    assert set(dir(gq)) == {*gq.__all__, "jax", "torch"}
+    assert set(dir(gq)) == {*gq.__all__, "jax", "tensorflow", "torch"}
