@@ -112,6 +112,28 @@ def test_v11_what_is_left_is_divided_by_its_own_count():
         tx.flush(state, params)
 
 
+@pytest.mark.parametrize("then", ["flush", "update"])
+def test_a_jitted_update_that_still_runs_is_waited_for(then):
+    tx = gqj.MultiSteps(optax.sgd(1.0), 3, size=4)
+    params = {"table": jnp.zeros((10, 1))}
+    update = jax.jit(lambda state, ids, x: tx.update({"table": gqj.as_bcoo(ids, x + jnp.ones((1, 1)), 10)}, state))
+    long = jax.jit(lambda matrix: jax.lax.fori_loop(0, 8, lambda _, each: each @ each / 500, matrix)[0, 0])
+    ones = jnp.ones((500, 500))
+    last = {"table": gqj.as_bcoo(jnp.array([3]), jnp.ones((1, 1)), 10)}
+    jax.block_until_ready((long(ones), last["table"].data))
+    state = tx.init(params)
+    _, state = update(state, jnp.array([1]), jnp.float32(0))
+    _, state = update(state, jnp.array([2]), long(ones))
+    if then == "flush":
+        updates, state = tx.flush(state)
+        ids = [1, 2]
+    else:
+        updates, state = tx.update(last, state)
+        ids = [1, 2, 3]
+    assert updates["table"].indices.ravel().tolist() == ids
+    assert (int(state.mini_step), int(state.gradient_step)) == (0, 1)
+
+
 @modes
 def test_bfloat16_and_a_tree_of_one_leaf(jit):
     table = jnp.ones((10, 2), jnp.bfloat16)

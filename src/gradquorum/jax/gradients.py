@@ -133,6 +133,8 @@ def take_grad(
 
     Threads:
         Blocks, as the accumulator's own method does; in a traced function with `size`, an ordered `io_callback` blocks.
+        A jitted function may still run when its call has returned: call `jax.effects_barrier()` before a take with
+        ``timeout=0`` that is to find what it applies.
 
     Example:
         >>> import gradquorum as gq, gradquorum.jax as gqj

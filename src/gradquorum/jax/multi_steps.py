@@ -153,12 +153,17 @@ class MultiSteps:
             window.layout, window.group = layout, self._make_group(layout)
         elif layout != window.layout:
             raise InvalidArgumentError(f"updates: expected gradients as before, {window.layout}, got {layout}")
-        accepted, held, due, merged = self._exchange(window, [leaf for _, leaf in leaves])
+        gradients = [leaf for _, leaf in leaves]
+        if not is_tracing(gradients):
+            jax.block_until_ready(state.mini_step)  # a jitted update may still be on its way to the window
+        accepted, held, due, merged = self._exchange(window, gradients)
         state = state._replace(mini_step=held, num_skipped=state.num_skipped + jnp.where(accepted, 0, 1))
         return self._advance(due, merged, structure, state, params, extra)
 
     def flush(self, state: MultiStepsState, params: Any = None, **extra: Any) -> tuple[Any, MultiStepsState]:
         """Let the transformation inside step with what is held, divided by its own count. Not in a traced function.
+
+        It waits until the program that returned the state has run.
 
         Returns:
             What `update` returns.
@@ -169,6 +174,7 @@ class MultiSteps:
         window = state.window
         if is_tracing():
             raise InvalidArgumentError("flush: expected a call outside of traced functions")
+        jax.block_until_ready(state.mini_step)  # a jitted update may still be on its way to the window
         if window.group is None or not (window.group.num_accumulated() or window.group.num_undelivered):
             raise InvalidArgumentError("flush: expected gradients that are held, got none")
         merged = jax.tree.map(jax.device_put, self._take(window, None))
