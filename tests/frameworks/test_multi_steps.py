@@ -157,6 +157,22 @@ def test_two_states_share_nothing():
     assert int(one.mini_step) == int(two.mini_step) == 1
 
 
+def test_init_in_a_traced_function_is_refused():
+    with pytest.raises(gq.InvalidArgumentError, match="init: expected a call outside of traced functions"):
+        jax.jit(gqj.MultiSteps(optax.sgd(0.1), 2).init)(parameters())
+
+
+def test_the_state_may_be_donated():
+    tx = gqj.MultiSteps(optax.sgd(0.1), 2, size=6)
+    params = parameters()
+    update = jax.jit(lambda state, ids: tx.update(gradients(params, ids), state)[1], donate_argnums=0)
+    state = before = tx.init(params)
+    for _ in range(3):
+        state = update(state, jnp.array([1]))
+    assert before.gradient_step.is_deleted()
+    assert (int(state.mini_step), int(state.gradient_step), int(state.num_skipped)) == (1, 1, 0)
+
+
 def test_optax_takes_it_as_a_transformation():
     chained = optax.chain(gqj.MultiSteps(optax.identity(), 2))
     params = parameters()

@@ -121,9 +121,18 @@ class MultiSteps:
         self._make_group([Leaf("", (1,), np.dtype(np.float32), sparse=False)]).close()  # refuses what cannot be
 
     def init(self, params: Any) -> MultiStepsState:
-        """Return the state before the first gradient."""
-        zero = jnp.zeros((), jnp.int32)
-        return MultiStepsState(zero, zero, zero, self._inner.init(params), _Window(params))
+        """Return the state before the first gradient. Not in a traced function, whose runs would share one window.
+
+        Raises:
+            InvalidArgumentError: JAX traces the call.
+        """
+        if is_tracing(params):
+            raise InvalidArgumentError(
+                "init: expected a call outside of traced functions, whose runs would share one window; "
+                "call it before, and give the function the state"
+            )
+        zeros = [jnp.zeros((), jnp.int32) for _ in range(3)]  # an array each: the state may be donated
+        return MultiStepsState(*zeros, self._inner.init(params), _Window(params))
 
     def update(
         self, updates: Any, state: MultiStepsState, params: Any = None, **extra: Any
