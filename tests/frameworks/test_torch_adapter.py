@@ -135,6 +135,39 @@ def test_stale_and_timed_out_are_what_they_are_for_the_accumulator(make):
         gqt.take_grad(acc, 1, timeout=0)
 
 
+@pytest.mark.parametrize("device", ["nonsense", "meta", [], f"cuda:{torch.cuda.device_count()}"], ids=str)
+def test_a_device_that_is_not_there_is_refused_before_anything_is_taken(make, device):
+    acc = make.sparse("float32", (10, 2))
+    gqt.apply_grad(acc, embedding_with_gradient().weight)
+    with unchanged(acc), pytest.raises(gq.InvalidArgumentError, match="device: expected one"):
+        gqt.take_grad(acc, 1, device=device, timeout=0)
+    assert gqt.take_grad(acc, 1, device="cpu", timeout=0)._nnz() == 2
+
+
+@pytest.mark.parametrize("row", [(), (2,), (0,)], ids=str)
+def test_ids_that_no_tensor_holds_are_an_error_and_the_round_is_kept(make, row):
+    acc, group = make.sparse("float32", None), make.group({"emb": gq.SparseSpec("float32", None)})
+    high, rows = 2**63 - 1, np.ones((1, *row), np.float32)
+    acc.apply_grad([high], rows)
+    with pytest.raises(gq.InvalidArgumentError, match="as a tensor holds no more"):
+        gqt.take_grad(acc, 1, timeout=0)
+    assert acc.num_undelivered == 1
+    assert acc.take_grad(1, timeout=0).indices.tolist() == [high]
+    group.apply({"emb": gq.IndexedSlices(rows, np.array([high]))})
+    with pytest.raises(gq.InvalidArgumentError, match="emb: expected a table"):
+        gqt.take_grad(group, 1, timeout=0)
+    assert group.num_undelivered == 1
+    assert group.take(1, timeout=0)["emb"].indices.tolist() == [high]
+
+
+def test_a_take_from_what_is_no_accumulator_is_refused(make):
+    acc = make.sparse("float32", (10, 2))
+    with acc.worker("w") as worker:
+        for bad in (None, "acc", worker):
+            with pytest.raises(gq.InvalidArgumentError, match=f"or a group, got {type(bad).__name__}"):
+                gqt.take_grad(bad, 1)
+
+
 OPTIMIZERS = {
     "SparseAdam": lambda params: torch.optim.SparseAdam(list(params)),
     "SGD": lambda params: torch.optim.SGD(params, lr=0.1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,11 +10,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gradquorum.arrays import MAX_INT64
 from gradquorum.dtypes import is_bfloat16
 from gradquorum.errors import InvalidArgumentError, InvalidDTypeError
+from gradquorum.groups import GroupGradient
+from gradquorum.handle import AbstractAccumulator
 from gradquorum.indexed_slices import IndexedSlices, SparseGradient
 from gradquorum.receipts import ApplyReceipt
 from gradquorum.specs import DenseSpec, SparseSpec
+from gradquorum.terms import check_timeout
 
 __all__ = ["apply_grad", "as_sparse_tensor", "as_tensor", "assign_grads", "gradient_of", "take_grad"]
 
@@ -102,14 +107,17 @@ def gradient_of(what: str, tensor: Any) -> Any:
     return grad
 
 
-def take_grad(accumulator: Any, num_required: int, *, device: Any = None, **options: Any) -> Any:
+def take_grad(
+    accumulator: Any, num_required: int, *, device: Any = None, timeout: Any = None, exact: bool = False
+) -> Any:
     """Wait until the round holds enough gradients, and return them reduced to one, as a tensor.
 
     Args:
         accumulator: a `SparseConditionalAccumulator`, `ConditionalAccumulator` or `AccumulatorGroup`.
         num_required: gradients to wait for, 1 or more.
         device: where the tensor shall be; None leaves it in this machine's memory, where it is the result itself.
-        **options: as for the accumulator's own method: `timeout`, `exact`.
+        timeout: seconds, 0 (do not wait) or more; None waits without end.
+        exact: take the first `num_required` accepted and leave the rest. Only with `compact=False`.
 
     Returns:
         A sparse COO tensor of `[rows, *row]`, coalesced and marked as such, in the accumulator's dtype, owned by the
@@ -117,8 +125,9 @@ def take_grad(accumulator: Any, num_required: int, *, device: Any = None, **opti
         not say how many rows there are, they end with the highest id.
 
     Raises:
-        InvalidArgumentError: an argument cannot be, as for the accumulator's own method, like all other errors.
-            Nothing has changed.
+        InvalidArgumentError: an argument cannot be, as for the accumulator's own method, like all other errors, or
+            this machine has no such device. Nothing has changed. Or the ids end too high for a tensor; the round is
+            kept whole for the next take, as it is when the device has no memory for it.
 
     Threads:
         Blocks, as the accumulator's own method does.
@@ -131,19 +140,49 @@ def take_grad(accumulator: Any, num_required: int, *, device: Any = None, **opti
         >>> grad.is_coalesced(), grad.shape, grad.indices()
         (True, torch.Size([10, 2]), tensor([[1, 7]]))
     """
-    if hasattr(accumulator, "take_grad"):
-        return _to_device(_as_any_tensor(accumulator.take_grad(num_required, **options)), device)
-    taken = accumulator.take(num_required, **options)
-    return {name: _to_device(_as_any_tensor(gradient), device) for name, gradient in taken.items()}
+    if not isinstance(accumulator, AbstractAccumulator):
+        raise InvalidArgumentError(f"accumulator: expected one, or a group, got {type(accumulator).__name__}")
+    if device is not None:
+        device = _check_device(device)
+    number, seconds = accumulator._check_take(num_required, exact), check_timeout(timeout)
+
+    def build(merged: Any) -> Any:
+        # An error that is raised here leaves the round as it is: it is not delivered yet.
+        built = accumulator._build(merged)
+        if isinstance(built, GroupGradient):
+            return {name: _to_device(_as_any_tensor(f"{name}: ", each), device) for name, each in built.items()}
+        return _to_device(_as_any_tensor("", built), device)
+
+    return accumulator._target.take(number, seconds, exact, build)
 
 
-def _as_any_tensor(gradient: Any) -> Any:
+def _check_device(device: Any) -> Any:
+    """Return a device that this machine has."""
+    try:
+        checked = torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, TypeError, ValueError, NotImplementedError) as error:
+        # PyTorch has no error of its own for this: without CUDA it is even an AssertionError.
+        why = str(error).split("\n")[0].split(". ")[0].rstrip(".")
+        raise InvalidArgumentError(
+            f"device: expected one that this machine has, got {device!r}: {why}. Nothing has been taken"
+        ) from error
+    if checked.type == "meta":
+        raise InvalidArgumentError("device: expected one with memory, got 'meta'. Nothing has been taken")
+    return checked
+
+
+def _as_any_tensor(where: str, gradient: Any) -> Any:
     if not isinstance(gradient, SparseGradient):
         return as_tensor(gradient)
     indices, values = gradient.indices, gradient.values
     size = tuple(gradient.shape.tolist())
     if size[0] < 0:
         size = (int(indices[-1]) + 1 if len(indices) else 0, *size[1:])
+    if max(size[0], math.prod(size)) > MAX_INT64:  # PyTorch counts even the numbers that are not stored
+        raise InvalidArgumentError(
+            f"{where}expected a table of up to {MAX_INT64} numbers, as a tensor holds no more, got shape {list(size)}. "
+            "The round is kept for the next take; the accumulator's own take returns it as arrays"
+        )
     return as_sparse_tensor(indices, values, size)
 
 
