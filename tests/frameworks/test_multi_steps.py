@@ -204,6 +204,30 @@ def test_a_merge_that_fails_loses_nothing():
     np.testing.assert_array_equal(updates["table"].indices.ravel(), [1])
 
 
+@pytest.mark.parametrize("again", ["flush", "update"])
+def test_an_inner_transformation_that_fails_loses_nothing(again):
+    fails = []
+
+    def step(grads, state, params=None):
+        if fails:
+            raise RuntimeError("the inner one")
+        return grads, state
+
+    tx = gqj.MultiSteps(optax.GradientTransformation(lambda params: (), step), 2)
+    params = parameters()
+    _, state = tx.update(gradients(params, jnp.array([1])), tx.init(params), params)
+    fails.append(1)
+    with pytest.raises(RuntimeError, match="the inner one"):
+        tx.update(gradients(params, jnp.array([2])), state, params)
+    fails.clear()
+    if again == "flush":
+        updates, state = tx.flush(state, params)
+    else:
+        updates, state = tx.update(gradients(params, jnp.array([3])), state, params)
+    assert updates["table"].indices.ravel().tolist() == [1, 2]
+    assert (int(state.mini_step), int(state.gradient_step)) == (int(again == "update"), 1)
+
+
 def test_gradients_that_do_not_fit_are_refused_and_nothing_changes():
     tx = gqj.MultiSteps(optax.sgd(0.1), 2)
     params = parameters()

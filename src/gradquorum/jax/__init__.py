@@ -14,6 +14,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError("gradquorum.jax needs JAX; install it with: pip install jax", name="jax") from error
 
 from gradquorum.jax.gradients import apply_grad, as_bcoo, take_bcoo, take_grad
-from gradquorum.jax.multi_steps import MultiSteps, MultiStepsState, apply_updates
+from gradquorum.jax.multi_steps import MultiSteps, MultiStepsState
+from gradquorum.jax.row_steps import apply_updates
 
 __all__ = ["MultiSteps", "MultiStepsState", "apply_grad", "apply_updates", "as_bcoo", "take_bcoo", "take_grad"]

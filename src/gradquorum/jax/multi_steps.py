@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,9 @@ from gradquorum.jax.gradients import is_tracing, narrowed, pad_rows, padding_id
 from gradquorum.jax.row_steps import Leaf, find_owners, step_rows
 from gradquorum.specs import DenseSpec, SparseSpec
 
-__all__ = ["MultiSteps", "MultiStepsState", "apply_updates"]
+__all__ = ["MultiSteps", "MultiStepsState"]
+
+T = TypeVar("T")
 
 
 class MultiStepsState(NamedTuple):
@@ -131,8 +134,8 @@ class MultiSteps:
                 "init: expected a call outside of traced functions, whose runs would share one window; "
                 "call it before, and give the function the state"
             )
-        zeros = [jnp.zeros((), jnp.int32) for _ in range(3)]  # an array each: the state may be donated
-        return MultiStepsState(*zeros, self._inner.init(params), _Window(params))
+        one, two, three = (jnp.zeros((), jnp.int32) for _ in range(3))  # an array each: the state may be donated
+        return MultiStepsState(one, two, three, self._inner.init(params), _Window(params))
 
     def update(
         self, updates: Any, state: MultiStepsState, params: Any = None, **extra: Any
@@ -152,7 +155,9 @@ class MultiSteps:
         Raises:
             InvalidArgumentError: the gradients differ in form from those before, or in a traced function there are
                 sparse ones and no `size`. Nothing has changed. What is wrong with the numbers themselves (an id out of
-                range, more rows than `size`) is a `jax.errors.JaxRuntimeError` there.
+                range, more rows than `size`) is a `jax.errors.JaxRuntimeError` there. What the transformation inside
+                raises outside of traced functions loses nothing: the gradient is held, and the next update, or
+                `flush`, steps with all that was merged.
         """
         leaves, structure = jax.tree_util.tree_flatten_with_path(updates, is_leaf=_is_sparse)
         layout = [_leaf_of(path, leaf) for path, leaf in leaves]
@@ -163,11 +168,17 @@ class MultiSteps:
         elif layout != window.layout:
             raise InvalidArgumentError(f"updates: expected gradients as before, {window.layout}, got {layout}")
         gradients = [leaf for _, leaf in leaves]
-        if not is_tracing(gradients):
-            jax.block_until_ready(state.mini_step)  # a jitted update may still be on its way to the window
-        accepted, held, due, merged = self._exchange(window, gradients)
-        state = state._replace(mini_step=held, num_skipped=state.num_skipped + jnp.where(accepted, 0, 1))
-        return self._advance(due, merged, structure, state, params, extra)
+        if is_tracing(gradients):
+            accepted, held, due, merged = self._exchange(window, gradients)
+            state = state._replace(mini_step=held, num_skipped=state.num_skipped + jnp.where(accepted, 0, 1))
+            return self._advance(due, merged, structure, state, params, extra)
+        jax.block_until_ready(state.mini_step)  # a jitted update may still be on its way to the window
+        accepted, due = self._hold(window, gradients)
+        state = state._replace(num_skipped=state.num_skipped + (0 if accepted else 1))
+        if due:
+            return self._step(structure, state, params, extra)
+        state = state._replace(mini_step=jnp.asarray(window.group.num_accumulated(), jnp.int32))
+        return self._advance(False, [_nothing(leaf, 0) for leaf in window.layout], structure, state, params, extra)
 
     def flush(self, state: MultiStepsState, params: Any = None, **extra: Any) -> tuple[Any, MultiStepsState]:
         """Let the transformation inside step with what is held, divided by its own count. Not in a traced function.
@@ -186,10 +197,7 @@ class MultiSteps:
         jax.block_until_ready(state.mini_step)  # a jitted update may still be on its way to the window
         if window.group is None or not (window.group.num_accumulated() or window.group.num_undelivered):
             raise InvalidArgumentError("flush: expected gradients that are held, got none")
-        merged = jax.tree.map(jax.device_put, self._take(window, None))
-        structure = jax.tree.structure(window.params)
-        state = state._replace(mini_step=jnp.zeros((), jnp.int32))
-        return self._advance(True, merged, structure, state, params, extra)
+        return self._step(jax.tree.structure(window.params), state, params, extra)
 
     def _make_group(self, layout: list[Leaf]) -> AccumulatorGroup:
         members: dict[str, SparseSpec | DenseSpec] = {}
@@ -198,39 +206,57 @@ class MultiSteps:
             members[leaf.name or "grad"] = kind(leaf.dtype, leaf.shape, self._reduction)
         return AccumulatorGroup(members, name="multi_steps", target="local", on_nonfinite=self._on_nonfinite)
 
+    def _hold(self, window: _Window, gradients: list[Any]) -> tuple[bool, bool]:
+        """Hold a gradient. Return whether it counts, and whether merged ones are due."""
+        group = window.group
+        assert group is not None
+        receipt = group.apply(dict(zip(group.members, gradients, strict=True)), local_step=None)
+        return bool(receipt), group.num_accumulated() >= self._steps or group.num_undelivered > 0
+
     def _exchange(self, window: _Window, gradients: list[Any]) -> tuple[Any, Any, Any, list[Any]]:
-        """Hold a gradient. Return whether it counts, how many are held, and whether these are merged ones: which."""
+        """Hold a gradient of a traced function.
+
+        Return whether it counts, how many are held, and whether these are merged ones: which.
+        """
         group, size = window.group, self._size
         assert group is not None
-        names = list(group.members)
-
-        def exchange(size: int | None, gradients: list[Any]) -> tuple[Any, Any, Any, list[Any]]:
-            receipt = group.apply(dict(zip(names, gradients, strict=True)), local_step=None)
-            due = group.num_accumulated() >= self._steps or group.num_undelivered > 0
-            merged = self._take(window, size) if due else [_nothing(leaf, size or 0) for leaf in window.layout]
-            return np.bool_(receipt), np.int32(group.num_accumulated()), np.bool_(due), merged
-
-        if not is_tracing(gradients):
-            accepted, held, due, merged = exchange(None, gradients)
-            return accepted, jnp.asarray(held), bool(due), jax.tree.map(jax.device_put, merged)
         if size is None and any(leaf.sparse for leaf in window.layout):
             raise InvalidArgumentError("size: expected MultiSteps(..., size=...) in a traced function, got None")
-        shapes = [_nothing(leaf, size or 0) for leaf in window.layout]
-        results = (np.bool_(0), np.int32(0), np.bool_(0), shapes)
-        accepted, held, due, merged = io_callback(lambda each: exchange(size, each), results, gradients, ordered=True)
+        nothing = [_nothing(leaf, size or 0) for leaf in window.layout]
+
+        def exchange(gradients: list[Any]) -> tuple[Any, Any, Any, list[Any]]:
+            accepted, due = self._hold(window, gradients)
+            merged = self._take(window, lambda merged: merged, size) if due else nothing
+            return np.bool_(accepted), np.int32(group.num_accumulated()), np.bool_(due), merged
+
+        results = (np.bool_(0), np.int32(0), np.bool_(0), nothing)
+        accepted, held, due, merged = io_callback(exchange, results, gradients, ordered=True)
         return accepted, held, due, merged
 
-    def _take(self, window: _Window, size: int | None) -> list[Any]:
-        """Return the merged gradients: `(ids, rows)` of embeddings, padded to a size if there is one; else arrays."""
+    def _take(self, window: _Window, use: Callable[[list[Any]], T], size: int | None = None) -> T:
+        """Take the merged gradients, and return what is made of them.
+
+        They are `(ids, rows)` of embeddings, padded to a size if there is one; else arrays.
+        """
         group = window.group
         assert group is not None
 
-        def build(merged: Any) -> list[Any]:
+        def build(merged: Any) -> T:
             # An error that is raised here leaves the round as it is: it is not delivered yet.
             built = group._build(merged)
-            return [narrowed(name, spec, built[name], size) for name, spec in group.members.items()]
+            return use([narrowed(name, spec, built[name], size) for name, spec in group.members.items()])
 
         return group._target.take(1, 0.0, False, build)
+
+    def _step(self, structure: Any, state: MultiStepsState, params: Any, extra: Any) -> tuple[Any, MultiStepsState]:
+        """Let the transformation inside step with what is held. If it fails, that is held still."""
+
+        def use(merged: list[Any]) -> tuple[Any, MultiStepsState]:
+            return self._advance(True, jax.tree.map(jax.device_put, merged), structure, state, params, extra)
+
+        updates, state = self._take(state.window, use)
+        held = state.window.group.num_accumulated()
+        return updates, state._replace(mini_step=jnp.asarray(held, jnp.int32))
 
     def _advance(
         self, due: Any, merged: list[Any], structure: Any, state: MultiStepsState, params: Any, extra: Any
@@ -254,25 +280,6 @@ class MultiSteps:
         ]
         state = state._replace(gradient_step=state.gradient_step + jnp.where(due, 1, 0), inner_state=inner_state)
         return structure.unflatten(updates), state
-
-
-def apply_updates(params: Any, updates: Any) -> Any:
-    """Return the parameters with the updates added: rows of BCOO matrices to their rows, and arrays as optax does.
-
-    Example:
-        >>> import jax.numpy as jnp, gradquorum.jax as gqj
-        >>> gqj.apply_updates(jnp.zeros((3, 1)), gqj.as_bcoo(jnp.array([1]), jnp.ones((1, 1)), 3)).ravel()
-        Array([0., 1., 0.], dtype=float32)
-    """
-
-    def add(param: Any, update: Any) -> Any:
-        if param is None:
-            return None
-        if isinstance(update, BCOO):
-            return param.at[update.indices[:, 0]].add(update.data.astype(param.dtype), mode="drop")
-        return jnp.asarray(param + update).astype(jnp.asarray(param).dtype)
-
-    return jax.tree.map(add, params, updates, is_leaf=lambda leaf: leaf is None)
 
 
 def _is_sparse(leaf: Any) -> bool:

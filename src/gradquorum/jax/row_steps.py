@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax.experimental.sparse import BCOO
 
 from gradquorum.errors import InvalidArgumentError
 
-__all__ = ["Leaf", "find_owners", "step_rows"]
+__all__ = ["Leaf", "apply_updates", "find_owners", "step_rows"]
 
 
 class Leaf(NamedTuple):
@@ -108,3 +110,22 @@ def step_rows(
 def _rows(table: Any, ids: Any) -> Any:
     """Return the rows of some ids, those of padding as 0; without ids the table itself."""
     return table if ids is None else table.at[ids].get(mode="fill", fill_value=0)
+
+
+def apply_updates(params: Any, updates: Any) -> Any:
+    """Return the parameters with the updates added: rows of BCOO matrices to their rows, and arrays as optax does.
+
+    Example:
+        >>> import jax.numpy as jnp, gradquorum.jax as gqj
+        >>> gqj.apply_updates(jnp.zeros((3, 1)), gqj.as_bcoo(jnp.array([1]), jnp.ones((1, 1)), 3)).ravel()
+        Array([0., 1., 0.], dtype=float32)
+    """
+
+    def add(param: Any, update: Any) -> Any:
+        if param is None:
+            return None
+        if isinstance(update, BCOO):
+            return param.at[update.indices[:, 0]].add(update.data.astype(param.dtype), mode="drop")
+        return jnp.asarray(param + update).astype(jnp.asarray(param).dtype)
+
+    return jax.tree.map(add, params, updates, is_leaf=lambda leaf: leaf is None)
