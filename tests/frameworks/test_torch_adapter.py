@@ -243,8 +243,14 @@ def gradient(indices=(1, 7), width=2, num_rows=10, dtype=np.float32):
         (gq.IndexedSlices([[1.0]], [1]), "arrays that a take returns"),
         (torch.ones(2, 2), r"got \[2, 2\]"),
         (None, "got NoneType"),
+        (np.ones((10, 2), ">f4"), "PyTorch takes as the .grad of its parameter, got .* byte order"),
+        (np.ones((10, 2), np.float32)[::-1], "negative"),
+        (np.full((10, 2), "a"), "numpy.str_"),
+        (gradient(dtype=">f4"), "byte order"),
+        (torch.ones(10, 2, device="meta"), "meta tensor"),
+        (torch.ones(10, 2).to_mkldnn(), "a different type"),
     ],
-    ids=range(10),
+    ids=range(16),
 )
 def test_a_gradient_that_does_not_fit_is_refused_and_no_grad_changes(bad, words):
     one, two = (embedding_with_gradient().weight for _ in range(2))

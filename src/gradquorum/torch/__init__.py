@@ -15,7 +15,8 @@ except ModuleNotFoundError as error:
         "gradquorum.torch needs PyTorch; install it with: pip install torch", name="torch"
     ) from error
 
-from gradquorum.torch.gradients import apply_grad, assign_grads, take_grad
+from gradquorum.torch.assignment import assign_grads
+from gradquorum.torch.gradients import apply_grad, take_grad
 from gradquorum.torch.micro_batches import MicroBatchAccumulator
 
 __all__ = ["MicroBatchAccumulator", "apply_grad", "assign_grads", "take_grad"]

@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from gradquorum.arrays import MAX_INT64
 from gradquorum.dtypes import is_bfloat16
-from gradquorum.errors import InvalidArgumentError, InvalidDTypeError
+from gradquorum.errors import InvalidArgumentError
 from gradquorum.groups import GroupGradient
 from gradquorum.handle import AbstractAccumulator
-from gradquorum.indexed_slices import IndexedSlices, SparseGradient
+from gradquorum.indexed_slices import SparseGradient
 from gradquorum.receipts import ApplyReceipt
 from gradquorum.specs import DenseSpec, SparseSpec
 from gradquorum.terms import check_timeout
 
-__all__ = ["apply_grad", "as_sparse_tensor", "as_tensor", "assign_grads", "gradient_of", "take_grad"]
+__all__ = ["apply_grad", "as_sparse_tensor", "as_tensor", "gradient_of", "take_grad"]
 
 _PLAIN = {np.dtype(name): getattr(torch, name) for name in ("float16", "float32", "float64", "complex64", "complex128")}
 """The dtypes that PyTorch and NumPy share."""
@@ -203,90 +203,3 @@ def as_sparse_tensor(indices: NDArray[np.int64], values: NDArray[Any], size: tup
     return torch.sparse_coo_tensor(
         torch.from_numpy(indices[None]), as_tensor(values), size, is_coalesced=True, check_invariants=False
     )
-
-
-def assign_grads(parameters: Any, gradients: Any) -> None:
-    """Put reduced gradients into the `.grad` of their parameters, in place of what is there.
-
-    `SparseAdam`, `SGD` and `Adagrad` then step as after a backward pass. Sparse gradients stay sparse.
-
-    Args:
-        parameters: a parameter, or a mapping of parameters by name, `dict(model.named_parameters())` for one. Those
-            that have no gradient in `gradients` keep their `.grad`.
-        gradients: what a take returned: a `SparseGradient`, `IndexedSlices`, an array or a tensor; with a mapping of
-            parameters, one of these by name: what `AccumulatorGroup.take` or `take_grad` returned. Memory of this
-            machine is not copied for a parameter that lies there.
-
-    Raises:
-        InvalidArgumentError: a gradient has no parameter, or another shape. No `.grad` has changed.
-        InvalidDTypeError: a gradient has another dtype than its parameter. No `.grad` has changed.
-
-    Threads:
-        It writes to the parameters without any lock.
-
-    Example:
-        >>> import torch, gradquorum as gq, gradquorum.torch as gqt
-        >>> embedding = torch.nn.Embedding(10, 2, sparse=True)
-        >>> optimizer = torch.optim.SparseAdam(embedding.parameters())
-        >>> acc = gq.SparseConditionalAccumulator("float32", (10, 2))
-        >>> _ = acc.apply_grad([7, 1], [[1.0, 2.0], [3.0, 4.0]])
-        >>> gqt.assign_grads(embedding.weight, acc.take_grad(1))
-        >>> optimizer.step()
-        >>> embedding.weight.grad.coalesce().values()
-        tensor([[3., 4.],
-                [1., 2.]])
-    """
-    if isinstance(parameters, torch.Tensor):
-        parameters, gradients = {"grad": parameters}, {"grad": gradients}
-    for what, mapping in (("parameters", parameters), ("gradients", gradients)):
-        if not isinstance(mapping, Mapping):
-            raise InvalidArgumentError(f"{what}: expected a mapping by name, got {type(mapping).__name__}")
-    unknown = [name for name in gradients if name not in parameters]
-    if unknown:
-        raise InvalidArgumentError(f"gradients: expected names among those of the parameters, got {unknown[0]!r}")
-    assigned = [(parameters[name], _grad_for(name, parameters[name], grad)) for name, grad in gradients.items()]
-    for parameter, grad in assigned:
-        parameter.grad = grad
-
-
-def _grad_for(name: str, parameter: Any, gradient: Any) -> Any:
-    """Return a gradient as a tensor that can be the parameter's `.grad`."""
-    if not isinstance(parameter, torch.Tensor):
-        raise InvalidArgumentError(f"{name}: expected a parameter, got {type(parameter).__name__}")
-    size = tuple(parameter.shape)
-    if isinstance(gradient, SparseGradient):
-        gradient = gradient.as_indexed_slices()
-    if isinstance(gradient, IndexedSlices):
-        _check_reduced(name, gradient, size)
-        tensor = as_sparse_tensor(gradient.indices, gradient.values, size)
-    elif isinstance(gradient, torch.Tensor):
-        tensor = gradient.detach()
-    elif isinstance(gradient, np.ndarray):
-        tensor = as_tensor(gradient)
-    else:
-        raise InvalidArgumentError(
-            f"{name}: expected a SparseGradient, IndexedSlices, an array or a tensor, got {type(gradient).__name__}"
-        )
-    if tuple(tensor.shape) != size:
-        raise InvalidArgumentError(f"{name}: expected a gradient of shape {list(size)}, got {list(tensor.shape)}")
-    if tensor.dtype is not parameter.dtype:
-        raise InvalidDTypeError(f"{name}: expected a gradient of {parameter.dtype}, got {tensor.dtype}")
-    return tensor.to(parameter.device)
-
-
-def _check_reduced(name: str, gradient: IndexedSlices, size: tuple[int, ...]) -> None:
-    """Check that slices are what a take returns, for a table of that size."""
-    indices, values, shape = gradient.indices, gradient.values, gradient.dense_shape
-    if not isinstance(indices, np.ndarray) or not isinstance(values, np.ndarray) or indices.dtype != np.int64:
-        raise InvalidArgumentError(f"{name}: expected the arrays that a take returns, got others; apply them first")
-    rows = size[0] if size else 0
-    got = (-1, *values.shape[1:]) if shape is None else tuple(int(dim) for dim in shape)
-    if got not in ((-1, *size[1:]), size) or values.shape != (len(indices), *size[1:]):
-        raise InvalidArgumentError(
-            f"{name}: expected a gradient of shape {list(size)}, got {list(got)} with values {list(values.shape)}"
-        )
-    if len(indices) and not (indices[0] >= 0 and indices[-1] < rows and (indices[1:] > indices[:-1]).all()):
-        raise InvalidArgumentError(
-            f"{name}: expected ids that ascend without repeats, as a take returns them, from 0 to {rows - 1}; "
-            f"got {indices[0]} to {indices[-1]}"
-        )
