@@ -148,6 +148,18 @@ def test_bfloat16_and_a_tree_of_one_leaf(jit):
     np.testing.assert_array_equal(got.astype(jnp.float32)[jnp.array([2, 3])], [[1, 1], [0, 0]])
 
 
+@modes
+def test_tables_of_numpy_are_taken(jit):
+    params = jax.tree.map(np.asarray, parameters())
+    tx = gqj.MultiSteps(optax.adam(0.1), 1, size=3)
+    grads = gradients(parameters(), jnp.array(BATCHES[0]))
+    update = jax.jit(tx.update) if jit else tx.update
+    updates, state = update(grads, jax.tree.map(np.asarray, tx.init(params)), params)
+    want, _ = tx.update(grads, tx.init(parameters()), parameters())
+    assert_close(gqj.apply_updates(params, updates), gqj.apply_updates(parameters(), want))
+    assert int(state.gradient_step) == 1
+
+
 def test_two_states_share_nothing():
     tx = gqj.MultiSteps(optax.sgd(0.1), 2)
     params = parameters()

@@ -101,7 +101,7 @@ def step_rows(
                 f"got {change.shape}"
             )
     tables = [
-        each if at is None else table.at[at].set(each, mode="drop")
+        each if at is None else jnp.asarray(table).at[at].set(each, mode="drop")
         for table, at, each in zip(tables, at_of, state_structure.flatten_up_to(new_state), strict=True)
     ]
     return changes, state_structure.unflatten(tables)
@@ -109,7 +109,7 @@ def step_rows(
 
 def _rows(table: Any, ids: Any) -> Any:
     """Return the rows of some ids, those of padding as 0; without ids the table itself."""
-    return table if ids is None else table.at[ids].get(mode="fill", fill_value=0)
+    return table if ids is None else jnp.asarray(table).at[ids].get(mode="fill", fill_value=0)
 
 
 def apply_updates(params: Any, updates: Any) -> Any:
@@ -125,6 +125,7 @@ def apply_updates(params: Any, updates: Any) -> Any:
         if param is None:
             return None
         if isinstance(update, BCOO):
+            param = jnp.asarray(param)
             return param.at[update.indices[:, 0]].add(update.data.astype(param.dtype), mode="drop")
         return jnp.asarray(param + update).astype(jnp.asarray(param).dtype)
 
