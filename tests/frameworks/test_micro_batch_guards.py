@@ -86,6 +86,23 @@ def test_grad_scaler_learns_of_what_is_skipped_and_training_goes_on(init_scale):
         torch.testing.assert_close(net.get_parameter(name), parameter, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("last", [1.0, float("inf")], ids=["held", "skipped"])
+def test_what_is_flushed_after_a_grad_scaler_is_unscaled_and_steps_without_it(last):
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    micro_batches = gqt.MicroBatchAccumulator([weight], 4)
+    for factor in (1.0, 1.0, last):
+        scaler.scale((weight * factor).sum()).backward()
+        scaler.unscale_(optimizer)
+        assert not micro_batches.step()
+        scaler.update()
+    assert micro_batches.flush()
+    optimizer.step()
+    assert weight.tolist() == [-1, -1]
+    assert scaler.get_scale() == (1024 if last == 1 else 512)
+
+
 def test_max_norm_scales_all_merged_gradients_down_together():
     net, plain = model(), model()
     total = (sum(loss(plain, ids) for ids in BATCHES) / 4).detach()

@@ -84,6 +84,13 @@ class MicroBatchAccumulator:
                 scaler.step(optimizer)
                 optimizer.zero_grad()
             scaler.update()
+
+        What `flush` puts into `.grad` at the end is unscaled, and finite: step without the scaler, which would unscale
+        it again, or leave it out because the last micro-batch was skipped::
+
+            if micro_batches.flush():
+                optimizer.step()
+                optimizer.zero_grad()
     """
 
     def __init__(
