@@ -279,6 +279,31 @@ def test_an_inner_state_that_is_no_table_of_rows_is_refused():
         tx.update({"table": gradients(parameters(), jnp.array([1]))["table"]}, tx.init(params), params)
 
 
+@pytest.mark.parametrize("num_rows", [1, 5])
+def test_two_embeddings_have_a_state_each(num_rows):
+    params = {"one": jnp.ones((5, 1)), "two": jnp.ones((num_rows, 1))}
+    grads = {name: gqj.as_bcoo(jnp.array([0]), jnp.ones((1, 1)), len(table)) for name, table in params.items()}
+    tx = gqj.MultiSteps(optax.sgd(0.5, momentum=0.5), 1)
+    _, state = tx.update(grads, tx.init(params), params)
+    trace = state.inner_state[0].trace
+    assert trace["one"].ravel().tolist() == [1, 0, 0, 0, 0]
+    assert trace["two"].ravel().tolist() == [1] + [0] * (num_rows - 1)
+
+
+@modes
+@pytest.mark.parametrize("factored", [True, False])
+def test_adafactor_is_refused_if_its_state_is_factored(factored, jit):
+    params = {"table": jnp.ones((10, 8)), "other": jnp.ones((10, 8))}
+    tx = gqj.MultiSteps(optax.adafactor(0.1, min_dim_size_to_factor=4 if factored else 16), 1, size=2)
+    grads = {"table": gqj.as_bcoo(jnp.array([1, 7]), jnp.ones((2, 8)), 10), "other": jnp.ones((10, 8))}
+    update = jax.jit(tx.update) if jit else tx.update
+    if factored:
+        with pytest.raises(gq.InvalidArgumentError, match=r"table.*a row for each row.*min_dim_size_to_factor"):
+            update(grads, tx.init(params), params)
+    else:
+        assert int(update(grads, tx.init(params), params)[1].gradient_step) == 1
+
+
 @pytest.mark.parametrize(
     ("steps", "options"),
     [(0, {}), (1.5, {}), (1, {"reduction": "mean"}), (1, {"reduction": "MEAN_BY_WEIGHT"}), (1, {"size": -1}),

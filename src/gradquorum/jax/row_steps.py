@@ -54,16 +54,19 @@ def find_owners(inner: Any, layout: list[Leaf], structure: Any, params: Any) -> 
         if not leaf.sparse:
             continue
         num_rows, *row = leaf.shape
-        grown = [*shapes[:i], jax.ShapeDtypeStruct((num_rows + 1, *row), shapes[i].dtype), *shapes[i + 1 :]]
-        for k, (one, other) in enumerate(zip(before, state_leaves(grown), strict=True)):
-            if one.shape == other.shape:
-                continue
-            if one.shape[:1] != (num_rows,) or other.shape != (num_rows + 1, *one.shape[1:]):
-                raise InvalidArgumentError(
-                    f"{leaf.name}: expected an inner transformation whose state has a row for each row of the "
-                    f"parameter, or does not depend on it; got a state of shape {one.shape}"
-                )
-            owners[k] = i
+        for rows in (num_rows + 1, 1):  # one row more, and few: a state may be factored from some size on
+            others = [*shapes[:i], jax.ShapeDtypeStruct((rows, *row), shapes[i].dtype), *shapes[i + 1 :]]
+            for k, (one, other) in enumerate(zip(before, state_leaves(others), strict=True)):
+                if one.shape == other.shape and owners.get(k) != i:
+                    continue
+                if one.shape[:1] != (num_rows,) or other.shape != (rows, *one.shape[1:]):
+                    raise InvalidArgumentError(
+                        f"{leaf.name}: expected an inner transformation whose state has a row for each row of the "
+                        f"parameter, or does not depend on it; got a state of shape {one.shape}, and of {other.shape} "
+                        f"for {rows} rows. Adafactor's, for one, is factored: give it min_dim_size_to_factor above "
+                        "the table's size"
+                    )
+                owners[k] = i
     return owners
 
 
