@@ -92,6 +92,13 @@ def test_a_wrong_gradient_is_an_error_and_changes_nothing(make, run):
     assert bool(apply(IDS, ROWS))
 
 
+@both
+def test_a_mapping_for_what_is_no_group_is_refused(make, run):
+    acc = make.sparse("float32", (10, 2))
+    with unchanged(acc), pytest.raises(fails(run), match=r"expected a group.* for a mapping"):
+        jax.block_until_ready(run(lambda rows: gqj.apply_grad(acc, {"emb": (IDS, rows)}))(ROWS))
+
+
 @only_local("it is JAX that orders")
 def test_callbacks_run_once_each_and_in_order(make):
     acc = make.sparse("float32", (10, 1), compact=False)

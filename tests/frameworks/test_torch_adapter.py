@@ -125,6 +125,11 @@ def test_what_is_no_accumulator_is_refused(make):
         gqt.apply_grad(group, {"emb": torch.nn.Parameter(torch.zeros(10, 2))})
     with pytest.raises(gq.InvalidArgumentError, match="got str"):
         gqt.apply_grad("acc", weight)
+    acc = make.sparse("float32", (10, 2))
+    with acc.worker("w") as worker:
+        for each in (acc, worker):
+            with unchanged(acc), pytest.raises(gq.InvalidArgumentError, match=r"expected a group.* for a mapping"):
+                gqt.apply_grad(each, {"emb": weight})
 
 
 def test_stale_and_timed_out_are_what_they_are_for_the_accumulator(make):

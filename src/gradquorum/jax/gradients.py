@@ -13,10 +13,12 @@ from jax.experimental.sparse import BCOO
 
 from gradquorum.arrays import as_integer
 from gradquorum.errors import InvalidArgumentError, InvalidDTypeError
+from gradquorum.groups import AccumulatorGroup
 from gradquorum.handle import AbstractAccumulator
 from gradquorum.indexed_slices import SparseGradient
 from gradquorum.specs import DenseSpec, SparseSpec
 from gradquorum.terms import check_timeout
+from gradquorum.workers import GroupWorker
 
 __all__ = ["apply_grad", "as_bcoo", "is_tracing", "narrowed", "pad_rows", "padding_id", "take_bcoo", "take_grad"]
 
@@ -93,6 +95,11 @@ def apply_grad(accumulator: Any, grad: Any, **options: Any) -> Any:
 
 def _offer(accumulator: Any, grad: Any, options: Mapping[str, Any]) -> Any:
     if isinstance(grad, Mapping):
+        if not isinstance(accumulator, AccumulatorGroup | GroupWorker):
+            raise InvalidArgumentError(
+                f"accumulator: expected a group, or a worker of one, for a mapping, got {type(accumulator).__name__}; "
+                "give the gradient itself"
+            )
         return accumulator.apply(grad, **options)
     member = getattr(accumulator, "_member", None)
     if isinstance(member, DenseSpec):

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from gradquorum.arrays import MAX_INT64
 from gradquorum.dtypes import is_bfloat16
 from gradquorum.errors import InvalidArgumentError
-from gradquorum.groups import GroupGradient
+from gradquorum.groups import AccumulatorGroup, GroupGradient
 from gradquorum.handle import AbstractAccumulator
 from gradquorum.indexed_slices import SparseGradient
 from gradquorum.receipts import ApplyReceipt
 from gradquorum.specs import DenseSpec, SparseSpec
 from gradquorum.terms import check_timeout
+from gradquorum.workers import GroupWorker
 
 __all__ = ["apply_grad", "as_sparse_tensor", "as_tensor", "gradient_of", "take_grad"]
 
@@ -65,6 +66,11 @@ def apply_grad(accumulator: Any, parameter_or_grad: Any, **options: Any) -> Appl
         receipt = accumulator.apply_grad(indices, values, **options)
         return receipt
     if not isinstance(parameter_or_grad, torch.Tensor) and isinstance(parameter_or_grad, Mapping):
+        if not isinstance(accumulator, AccumulatorGroup | GroupWorker):
+            raise InvalidArgumentError(
+                f"accumulator: expected a group, or a worker of one, for a mapping, got {type(accumulator).__name__}; "
+                "give the gradient itself"
+            )
         gradients = {name: gradient_of(name, each) for name, each in parameter_or_grad.items()}
         receipt = accumulator.apply(gradients, **options)
         return receipt
