@@ -1,6 +1,8 @@
 """`MicroBatchAccumulator`: numbers that are not finite, limits of the norm, calls out of turn, and odd arguments."""
 
+import copy
 import logging
+import pickle
 
 import pytest
 
@@ -128,6 +130,24 @@ def test_max_norm_of_complex_and_of_huge_numbers():
     assert micro_batches.step()
     assert micro_batches.total_norm == pytest.approx(5e30)
     torch.testing.assert_close(weight.grad, torch.tensor([3 + 4j, 0j]))
+
+
+@pytest.mark.parametrize("size", [1e300, 1e-300])
+def test_max_norm_of_numbers_whose_squares_leave_float64(size):
+    weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    other = torch.nn.Parameter(torch.zeros(0, 3, dtype=torch.float64))
+    micro_batches = gqt.MicroBatchAccumulator([weight, other], 1, max_norm=size)
+    weight.grad, other.grad = torch.tensor([3.0, 4.0], dtype=torch.float64) * size, torch.zeros_like(other)
+    assert micro_batches.step()
+    assert micro_batches.total_norm == pytest.approx(5 * size, rel=1e-12)
+    torch.testing.assert_close(weight.grad / size, torch.tensor([0.6, 0.8], dtype=torch.float64))
+
+
+def test_it_does_not_pickle_nor_copy():
+    micro_batches = gqt.MicroBatchAccumulator([torch.nn.Parameter(torch.zeros(1))], 1)
+    for each in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match="a MicroBatchAccumulator lives in its process"):
+            each(micro_batches)
 
 
 @pytest.mark.parametrize("sparse", [True, False])

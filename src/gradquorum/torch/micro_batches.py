@@ -16,6 +16,7 @@ from gradquorum.errors import InvalidArgumentError
 from gradquorum.groups import AccumulatorGroup, GroupGradient
 from gradquorum.specs import DenseSpec, SparseSpec
 from gradquorum.targets.local import LocalTarget
+from gradquorum.torch.clipping import scale_down
 from gradquorum.torch.gradients import as_sparse_tensor, as_tensor
 
 __all__ = ["MicroBatchAccumulator"]
@@ -194,7 +195,8 @@ class MicroBatchAccumulator:
         if self._taken is None:
             self._taken = self._group.take(1, timeout=0)
         merged = [self._merged(i, self._taken) for i in range(len(self._parameters))]
-        self._scale_down([grad for grad in merged if grad is not None])
+        if self._max_norm is not None:
+            self._total_norm = scale_down([grad for grad in merged if grad is not None], self._max_norm)
         on_devices = [
             None if grad is None else grad.to(parameter.device)
             for parameter, grad in zip(self._parameters, merged, strict=True)
@@ -250,16 +252,6 @@ class MicroBatchAccumulator:
             grad = grad.index_add(0, torch.from_numpy(sparse.indices), as_tensor(sparse.values))
         return grad
 
-    def _scale_down(self, gradients: list[Any]) -> None:
-        if self._max_norm is None:
-            return
-        numbers_of = [grad._values() if grad.is_sparse else grad for grad in gradients]
-        norms = [float(torch.linalg.vector_norm(_real(each), dtype=torch.float64)) for each in numbers_of]
-        self._total_norm = math.hypot(*norms)
-        if self._max_norm < self._total_norm < math.inf:
-            for each in numbers_of:
-                each.mul_(self._max_norm / self._total_norm)
-
     def _count_skipped(self) -> None:
         self._num_skipped += 1
         self._skipped_in_a_row += 1
@@ -269,6 +261,12 @@ class MicroBatchAccumulator:
                 "call unscale_() before step() and update() after each micro-batch, so that it lowers its scale",
                 self._skipped_in_a_row,
             )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(
+            "a MicroBatchAccumulator lives in its process and does not pickle, nor copy; save between steps, when it "
+            "holds nothing, and make a new one from the loaded parameters"
+        )
 
     def __repr__(self) -> str:
         return (
@@ -283,10 +281,6 @@ def _dense(i: int) -> str:
 
 def _sparse(i: int) -> str:
     return f"params[{i}].grad, sparse"
-
-
-def _real(tensor: Any) -> Any:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _check_parameters(params: Any) -> list[Any]:
