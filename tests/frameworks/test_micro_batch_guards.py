@@ -187,6 +187,19 @@ def test_a_gradient_that_cannot_be_right_changes_nothing():
     assert micro_batches.num_accumulated == 0
 
 
+def test_a_micro_batch_that_is_skipped_or_refused_decides_on_no_layout():
+    weight = torch.nn.Parameter(torch.zeros(5, 2))
+    micro_batches = gqt.MicroBatchAccumulator([weight], 1, reduction="MEAN")
+    weight.grad = torch.full((5, 2), float("nan"))
+    assert not micro_batches.step()
+    weight.grad = torch.ones(5, 2)
+    with pytest.raises(gq.InvalidArgumentError, match="weight"):
+        micro_batches.step(weight=2.0)
+    weight.grad = torch.ones(5, 2).to_sparse(1)
+    assert micro_batches.step()
+    assert weight.grad.is_sparse
+
+
 @pytest.mark.parametrize("again", ["flush", "step"])
 def test_a_merge_that_fails_loses_nothing(again):
     weight = torch.nn.Parameter(torch.zeros(1))

@@ -164,13 +164,13 @@ class MicroBatchAccumulator:
             ResourceExhaustedError: no memory. If it was the merge that failed, the micro-batch has been moved in, and
                 `flush()` tries again; else nothing has changed.
         """
-        gradients = self._collect()
+        gradients, layouts = self._collect()
         receipt = self._group.apply(gradients, local_step=None, weight=weight)
         for parameter in self._parameters:
             parameter.grad = None
         self._handed_out = []
         if receipt:
-            self._skipped_in_a_row = 0
+            self._layouts, self._skipped_in_a_row = layouts, 0
         else:
             self._count_skipped()
         return self._is_due() and self.flush()
@@ -213,7 +213,8 @@ class MicroBatchAccumulator:
             self._taken is not None or self._group.num_accumulated() >= self._steps or self._group.num_undelivered > 0
         )
 
-    def _collect(self) -> dict[str, Any]:
+    def _collect(self) -> tuple[dict[str, Any], dict[int, str]]:
+        """Return the gradients by member, and which member each parameter's go to from now on."""
         handed_out = {id(grad) for reference in self._handed_out if (grad := reference()) is not None}
         gradients, layouts = {}, dict(self._layouts)
         for i, parameter in enumerate(self._parameters):
@@ -223,7 +224,7 @@ class MicroBatchAccumulator:
             if id(grad) in handed_out:
                 raise InvalidArgumentError(
                     f"params[{i}].grad: expected the gradient of a micro-batch, got the merged one again; "
-                    "call optimizer.zero_grad() after optimizer.step()"
+                    "call optimizer.zero_grad(), with set_to_none=True, after optimizer.step()"
                 )
             dense = grad.layout is torch.strided
             member = _dense(i) if dense else _sparse(i)
@@ -235,8 +236,7 @@ class MicroBatchAccumulator:
             gradients[member] = grad.detach().reshape(1) if dense and not grad.ndim else grad
         if not gradients:
             raise InvalidArgumentError("grad: expected a gradient in one parameter or more, got none; call backward()")
-        self._layouts = layouts
-        return gradients
+        return gradients, layouts
 
     def _merged(self, i: int, taken: GroupGradient) -> Any:
         """Return the merged gradient of a parameter, or None."""
