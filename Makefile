@@ -92,10 +92,14 @@ test: $(MAIN)/.group-test ## the tests, under five minutes
 	$(MAIN)/bin/python -m pytest tests -m "not slow and not frameworks" $(PYTEST_ARGS)
 	@echo "make test: everything passed."
 
+# Tests of others fork, which with JAX's threads beside them may deadlock, and makes JAX warn.
+IN_A_PROCESS_OF_THEIR_OWN := tests/facade tests/frameworks
+
 test-all: $(ALL)/.group-test $(ALL)/.group-frameworks ## everything, with PyTorch, JAX and TensorFlow installed; nothing may be skipped
 	$(call check_engine,$(ALL)/bin/python)
 	$(ALL)/bin/python -m pytest --quiet --doctest-modules src
-	$(ALL)/bin/python -m pytest tests --require-all $(PYTEST_ARGS)
+	$(ALL)/bin/python -m pytest tests --require-all $(IN_A_PROCESS_OF_THEIR_OWN:%=--ignore=%) $(PYTEST_ARGS)
+	$(ALL)/bin/python -m pytest $(IN_A_PROCESS_OF_THEIR_OWN) --require-all $(PYTEST_ARGS)
 	$(ALL)/bin/python -m benchmarks.instructions $(GUARD_ARGS)
 	@echo "make test-all: everything passed."
 
