@@ -13,7 +13,7 @@ import tensorflow as tf
 from gradquorum import errors
 
 __all__ = ["AbstractBackend", "GradientTensors", "as_index_tensor", "as_shape_tensor", "as_step_tensor"]
-__all__ += ["as_value_tensor", "plain", "tensorflow_errors"]
+__all__ += ["as_value_tensor", "plain", "set_static_shapes", "tensorflow_errors"]
 
 _CLASSES = (
     (errors.InvalidArgumentError, tf.errors.InvalidArgumentError),
@@ -68,6 +68,15 @@ def plain(value: Any) -> Any:
     if isinstance(value, (tf.Tensor, tf.Variable)):
         return np.asarray(value)
     return value
+
+
+def set_static_shapes(result: Sequence[Any], declared: Any) -> None:
+    """Tell a graph what a sparse take returns, which optimizers read: the declared shape, though rows may be deeper."""
+    indices, values, shape = result
+    indices.set_shape([None])
+    shape.set_shape([None])
+    if declared.rank:
+        values.set_shape([None, *declared.as_list()[1:]])
 
 
 class GradientTensors(NamedTuple):

@@ -18,6 +18,7 @@ from gradquorum.tensorflow.backend import (
     GradientTensors,
     as_step_tensor,
     plain,
+    set_static_shapes,
     tensorflow_errors,
 )
 
@@ -75,7 +76,10 @@ class ImmediateBackend(AbstractBackend):
             woken = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.bool])
             with tf.control_dependencies(woken):
                 dtypes = [tf.int64, self._dtype, tf.int64] if self._sparse else [self._dtype]
-                return list(tf.numpy_function(self._fetch, [number], dtypes))
+                result = list(tf.numpy_function(self._fetch, [number], dtypes))
+        if self._sparse:
+            set_static_shapes(result, tf.TensorShape(self._acc.shape))
+        return result
 
     def num_accumulated(self, name: str) -> Any:
         if tf.executing_eagerly():
