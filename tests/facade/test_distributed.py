@@ -158,3 +158,15 @@ def test_program_with_the_behaviour_of_version_2_switched_off(server, shared, na
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[[3.0]] [[3.0]] [1.0, 2.0]\n0 0 0\n"
     assert shared.global_step == 1
+
+
+def test_variables_of_tensorflow_1_in_a_session_over_a_server(tf, gqtf, server, shared, name, in_graph):
+    v1 = tf.compat.v1
+    with in_graph.build():
+        rows = v1.Variable([[3.0]], use_resource=False)
+        acc = gqtf.SparseConditionalAccumulator(rows.dtype, [5, 1], shared_name=name, target=server.address)
+        apply, init = acc.apply_grad([1], rows), v1.global_variables_initializer()
+    with in_graph.session() as session:
+        session.run(init)
+        session.run(apply)
+    assert shared.take_grad(1).values.tolist() == [[3.0]]

@@ -40,7 +40,7 @@ class ConditionalAccumulatorBase:
     """
 
     def __init__(self, dtype: Any, shape: Any, accumulator_ref: Any) -> None:
-        self._dtype = tf.as_dtype(dtype)
+        self._dtype = tf.as_dtype(dtype).base_dtype
         self._shape = tf.TensorShape(shape)
         self._accumulator_ref = accumulator_ref
         self._name = ""
@@ -131,7 +131,8 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
             )
 
         def make_gated() -> AbstractBackend:
-            return GatedBackend(SparseSpec(dtype, shape, reduction_type), tf.as_dtype(dtype), shared_name, name)
+            spec = SparseSpec(dtype, shape, reduction_type)
+            return GatedBackend(spec, tf.as_dtype(spec.dtype), shared_name, name)
 
         backend = _open(make, make_gated, target, shared_name, sparse=True)
         super().__init__(dtype, shape, backend.reference)

@@ -125,7 +125,7 @@ def as_shape_tensor(shape: Any) -> Any:
 
 def as_value_tensor(values: Any, dtype: Any) -> Any:
     """Return values as a tensor of `dtype`: lists are converted, arrays and tensors of another dtype are refused."""
-    if hasattr(values, "dtype") and tf.as_dtype(values.dtype) != dtype:
+    if hasattr(values, "dtype") and tf.as_dtype(values.dtype).base_dtype != dtype:
         raise TypeError(
             f"grad_values: expected {dtype.name}, got {tf.as_dtype(values.dtype).name}; "
             f"write tf.cast(values, tf.{dtype.name}) to convert them"
