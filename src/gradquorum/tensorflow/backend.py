@@ -64,8 +64,8 @@ def tensorflow_errors() -> Iterator[None]:
 
 
 def plain(value: Any) -> Any:
-    """Return a tensor's or a variable's memory as an array, without a copy; everything else as it is."""
-    if isinstance(value, (tf.Tensor, tf.Variable)):
+    """Return a tensor's or a variable's memory, also of Keras, as an array without a copy; all else as it is."""
+    if tf.is_tensor(value) and hasattr(value, "__array__"):
         return np.asarray(value)
     return value
 
