@@ -240,3 +240,10 @@ def test_gradient_between_the_end_of_a_session_and_that_of_its_look_is_not_lost(
         taken = taken or [shared.take_grad(1, timeout=TIMEOUT).values.tolist()]
         assert taken == [[[float(step)]]]
     assert num_cancelled
+
+
+def test_number_that_is_no_integer_is_refused_when_the_graph_is_built(tf, gqtf, server, shared, name, in_graph):
+    with in_graph.build():
+        acc = gqtf.SparseConditionalAccumulator("float32", [5, 1], shared_name=name, target=server.address)
+        with pytest.raises(TypeError, match="num_required: expected integers, got float32"):
+            acc.take_grad(1.7)

@@ -164,3 +164,11 @@ def test_keras_optimizer_updates_the_rows_of_a_take(tf, gqtf):
 
     step()
     assert np.flatnonzero(np.any(table.numpy() != 1, axis=1)).tolist() == [1, 3]
+
+
+def test_number_that_is_no_integer_is_refused_when_the_function_is_traced(tf, gqtf):
+    acc = gqtf.SparseConditionalAccumulator(tf.float32)
+    acc.apply_grad([1], [[1.0]])
+    with pytest.raises(TypeError, match="num_required: expected integers, got float32"):
+        tf.function(lambda: acc.take_grad(1.7))()
+    assert int(acc.num_accumulated()) == 1

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from gradquorum import errors
 
-__all__ = ["AbstractBackend", "GradientTensors", "as_index_tensor", "as_shape_tensor", "as_step_tensor"]
-__all__ += ["as_value_tensor", "plain", "set_static_shapes", "tensorflow_errors"]
+__all__ = ["AbstractBackend", "GradientTensors", "as_index_tensor", "as_integer_tensor", "as_shape_tensor"]
+__all__ += ["as_step_tensor", "as_value_tensor", "plain", "set_static_shapes", "tensorflow_errors"]
 
 _CLASSES = (
     (errors.InvalidArgumentError, tf.errors.InvalidArgumentError),
@@ -109,7 +109,16 @@ def as_step_tensor(what: str, step: Any) -> Any:
     """Return a step as a tensor of int64."""
     if step is None:
         raise ValueError(f"{what}: expected an integer, got None, which only an eager call can resolve")
-    return tf.cast(_integers(what, tf.convert_to_tensor(step)), tf.int64)
+    return as_integer_tensor(what, step)
+
+
+def as_integer_tensor(what: str, number: Any) -> Any:
+    """Return a number as a tensor of int64.
+
+    Raises:
+        TypeError: it is no integer.
+    """
+    return tf.cast(_integers(what, tf.convert_to_tensor(number)), tf.int64)
 
 
 def as_shape_tensor(shape: Any) -> Any:

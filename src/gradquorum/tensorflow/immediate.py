@@ -16,6 +16,7 @@ from gradquorum.errors import InvalidArgumentError
 from gradquorum.tensorflow.backend import (
     AbstractBackend,
     GradientTensors,
+    as_integer_tensor,
     as_step_tensor,
     plain,
     set_static_shapes,
@@ -71,6 +72,7 @@ class ImmediateBackend(AbstractBackend):
             with tensorflow_errors():
                 return [_as_tensor(array) for array in self._arrays(self._acc.take_grad(plain(num_required)))]
         self._check_traced()
+        num_required = as_integer_tensor("num_required", num_required)
         with tf.name_scope(name or "TakeGradient"):
             number, queue = tf.py_function(self._line_up, [num_required], [tf.int64, tf.resource])
             woken = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.bool])

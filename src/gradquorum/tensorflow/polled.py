@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from gradquorum.errors import CancelledError, DeadlineExceededError
-from gradquorum.tensorflow.backend import AbstractBackend, GradientTensors, as_step_tensor
+from gradquorum.tensorflow.backend import AbstractBackend, GradientTensors, as_integer_tensor, as_step_tensor
 
 __all__ = ["PolledBackend"]
 
@@ -97,6 +97,7 @@ class PolledBackend(AbstractBackend):
         return tf.numpy_function(self._apply_dense, [grad, step], [], name=name or "AccumulatorApplyGradient")
 
     def take(self, num_required: Any, name: str | None) -> Sequence[Any]:
+        num_required = as_integer_tensor("num_required", num_required)
         dtypes = [tf.int64, self._dtype, tf.int64] if self._sparse else [self._dtype]
         nothing = [tf.zeros([0], dtype) for dtype in dtypes]
         anything = [tf.TensorShape(None)] * len(dtypes)
@@ -119,7 +120,7 @@ class PolledBackend(AbstractBackend):
     def _try(self, num_required: Any, dtypes: list[Any]) -> list[Any]:
         lock = tf.raw_ops.MutexLock(mutex=self._turn)
         with tf.control_dependencies([lock]):
-            number = tf.numpy_function(self._look, [tf.cast(num_required, tf.int64)], tf.int64)
+            number = tf.numpy_function(self._look, [num_required], tf.int64)
         with tf.control_dependencies([number]):
             unlock = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
         with tf.control_dependencies([unlock]):
