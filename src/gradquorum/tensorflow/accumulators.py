@@ -171,8 +171,11 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
 
         Raises:
             tf.errors.InvalidArgumentError: `num_required` is below 1.
-            tf.errors.CancelledError: the session was closed meanwhile. Nothing has changed.
-            tf.errors.DeadlineExceededError: `timeout_in_ms` was exceeded. Nothing has changed.
+            TypeError: it is no integer, where that is seen while a graph or function is built.
+            tf.errors.CancelledError: the session was closed meanwhile.
+            tf.errors.DeadlineExceededError: `timeout_in_ms` was exceeded.
+                After both nothing has changed if the take still waited. In a graph without a target, one whose round
+                was being merged loses it; over a server, that round goes back.
 
         Threads:
             Blocks; takes are served in the order in which they began to wait.
