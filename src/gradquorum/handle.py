@@ -7,7 +7,7 @@ import logging
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -158,6 +158,21 @@ class AbstractAccumulator(Keeping, ABC, Generic[R]):
     def _submit_take(self, num_required: Any, timeout: float | None, exact: bool) -> concurrent.futures.Future[R]:
         number = self._check_take(num_required, exact)
         return self._target.submit_take(number, check_timeout(timeout), exact, self._build)
+
+    def _submit_offer(
+        self, num_required: Any, timeout: float | None, accept: Callable[[R], None]
+    ) -> concurrent.futures.Future[R]:
+        """Do what `_submit_take` does, but let `accept` say whether the round is taken: if it raises, it goes back.
+
+        It may block where the target gives each such take a thread of its own, as a server's does.
+        """
+
+        def build(merged: Merged) -> R:
+            result = self._build(merged)
+            accept(result)
+            return result
+
+        return self._target.submit_take(self._check_take(num_required, False), check_timeout(timeout), False, build)
 
     def _check_take(self, num_required: Any, exact: bool) -> int:
         number = as_integer("num_required", num_required)

@@ -1,5 +1,6 @@
 """Rounds of a server, in each mode: several programs, several TensorFlows, one round."""
 
+import contextlib
 import subprocess
 import sys
 import textwrap
@@ -158,3 +159,91 @@ def test_program_with_the_behaviour_of_version_2_switched_off(server, shared, na
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[[3.0]] [[3.0]] [1.0, 2.0]\n0 0 0\n"
     assert shared.global_step == 1
+
+
+def test_variables_of_tensorflow_1_in_a_session_over_a_server(tf, gqtf, server, shared, name, in_graph):
+    v1 = tf.compat.v1
+    with in_graph.build():
+        rows = v1.Variable([[3.0]], use_resource=False)
+        acc = gqtf.SparseConditionalAccumulator(rows.dtype, [5, 1], shared_name=name, target=server.address)
+        apply, init = acc.apply_grad([1], rows), v1.global_variables_initializer()
+    with in_graph.session() as session:
+        session.run(init)
+        session.run(apply)
+    assert shared.take_grad(1).values.tolist() == [[3.0]]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_waiting_takes_of_a_session_leave_threads_to_applies(
+    tf, gqtf, server, shared, name, in_graph, run_thread, threads
+):
+    """Two tables, as a chief takes them, in a session with no more threads than takes."""
+    v1 = tf.compat.v1
+    with in_graph.build():
+        accs = [
+            gqtf.SparseConditionalAccumulator("float32", [5, 1], shared_name=f"{name}/{i}", target=server.address)
+            for i in range(2)
+        ]
+        apply = tf.group(*[acc.apply_grad([1], [[2.0]]) for acc in accs])
+        takes = [acc.take_grad(1).values for acc in accs]
+    config = v1.ConfigProto(inter_op_parallelism_threads=threads, use_per_session_threads=True)
+    with v1.Session(graph=in_graph.graph, config=config) as session:
+        taking = run_thread(session.run, takes)
+        wait_until(lambda: any(server.rounds._rounds[f"{name}/{i}"].round._queue for i in range(2)))
+        session.run(apply, options=v1.RunOptions(timeout_in_ms=int(1000 * TIMEOUT)))
+        assert [values.tolist() for values in taking.result()] == [[[2.0]], [[2.0]]]
+    for acc in accs:
+        acc.accumulator_ref.close(for_all=True)
+
+
+def test_round_that_comes_after_its_run_ended_goes_back(tf, gqtf, server, shared, name, in_graph):
+    with in_graph.build():
+        acc = gqtf.SparseConditionalAccumulator("float32", [5, 1], shared_name=name, target=server.address)
+    backend = acc._backend
+    shared.apply_grad([1], np.float32([[5.0]]))
+    number = backend._look(np.int64(1))  # the operation before the one that a run which ends does not reach
+    assert shared.num_accumulated() == 0
+    assert shared.take_grad(1, timeout=TIMEOUT).values.tolist() == [[5.0]]
+    assert backend._fetch(number)[0] is False  # too late, and the run looks again
+    assert not backend._offers
+    shared.apply_grad([1], np.float32([[6.0]]), local_step=1)
+    done, _, values, _ = backend._fetch(backend._look(np.int64(1)))
+    assert (done, values.tolist(), shared.num_undelivered) == (True, [[6.0]], 0)
+
+
+def test_gradient_between_the_end_of_a_session_and_that_of_its_look_is_not_lost(
+    tf, gqtf, server, shared, name, in_graph, run_thread, monkeypatch
+):
+    """A Python operation does not notice that its run was cancelled, and one after it would run, too."""
+    monkeypatch.setattr("gradquorum.tensorflow.polled.POLL_SECONDS", TIMEOUT)
+    with in_graph.build():
+        acc = gqtf.SparseConditionalAccumulator("float32", [5, 1], shared_name=name, target=server.address)
+        take = acc.take_grad(1)
+    rounds = server.rounds._rounds[name].round
+
+    def run(session):
+        with contextlib.suppress(tf.errors.CancelledError):
+            return [session.run(take.values).tolist()]
+        return []
+
+    num_cancelled = 0
+    for step in range(5):
+        with in_graph.session() as session:
+            taking = run_thread(run, session)
+            wait_until(lambda: len(rounds._queue) == 1)
+            closing = run_thread(session.close)
+            wait_until(lambda: session._closed)
+            shared.apply_grad([1], np.float32([[float(step)]]), local_step=step)
+            closing.result()
+            taken = taking.result()
+        num_cancelled += not taken
+        taken = taken or [shared.take_grad(1, timeout=TIMEOUT).values.tolist()]
+        assert taken == [[[float(step)]]]
+    assert num_cancelled
+
+
+def test_number_that_is_no_integer_is_refused_when_the_graph_is_built(tf, gqtf, server, shared, name, in_graph):
+    with in_graph.build():
+        acc = gqtf.SparseConditionalAccumulator("float32", [5, 1], shared_name=name, target=server.address)
+        with pytest.raises(TypeError, match="num_required: expected integers, got float32"):
+            acc.take_grad(1.7)

@@ -111,3 +111,17 @@ def test_dense(tf, gqtf):
             each.apply_grad(np.ones(3, np.float32))
         assert each.take_grad(2).numpy().tolist() == [2.0, 3.0]
         assert int(each.num_accumulated()) == 0
+
+
+def test_variables_of_keras_are_steps_and_numbers(tf, gqtf):
+    keras = pytest.importorskip("keras")
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build([keras.Variable([1.0])])
+    acc = gqtf.SparseConditionalAccumulator(tf.float32, [5, 2])
+    optimizer.iterations.assign(3)
+    acc.set_global_step(optimizer.iterations)
+    assert acc.accumulator_ref.global_step == 3
+    acc.apply_grad(keras.Variable([1], dtype="int64"), keras.Variable([[1.0, 2.0]]), local_step=optimizer.iterations)
+    acc.apply_grad([1], [[9.0, 9.0]], local_step=keras.Variable(2, dtype="int64"))
+    assert int(acc.num_accumulated()) == 1
+    assert acc.take_grad(keras.Variable(1, dtype="int32")).values.numpy().tolist() == [[1.0, 2.0]]

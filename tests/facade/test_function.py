@@ -136,3 +136,39 @@ def test_eager_accumulator_in_a_graph_of_tensorflow_1_is_refused(tf, gqtf, in_gr
     acc = gqtf.SparseConditionalAccumulator(tf.float32)
     with in_graph.build(), pytest.raises(gq.InvalidArgumentError, match="make it while that graph is the default"):
         acc.num_accumulated()
+
+
+def test_takes_have_the_static_shapes_that_optimizers_read(tf, gqtf):
+    def shapes(declared):
+        acc = gqtf.SparseConditionalAccumulator(tf.float32, declared)
+        return [
+            output.shape.as_list() if output.shape.rank is not None else None
+            for output in tf.function(lambda: acc.take_grad(1)).get_concrete_function().outputs
+        ]
+
+    assert shapes([5, 2]) == [[None], [None, 2], [None]]
+    assert shapes([None, None, 3]) == [[None], [None, None, 3], [None]]
+    assert shapes(None) == [[None], None, [None]]
+
+
+def test_keras_optimizer_updates_the_rows_of_a_take(tf, gqtf):
+    keras = pytest.importorskip("keras")
+    table, optimizer = keras.Variable(np.ones((5, 2), np.float32)), keras.optimizers.RMSprop(0.1)
+    optimizer.build([table])
+    acc = gqtf.SparseConditionalAccumulator(tf.float32, [5, 2])
+
+    @tf.function
+    def step():
+        acc.apply_grad([1, 3, 1], [[1.0, 2.0]] * 3)
+        optimizer.apply_gradients([(acc.take_indexed_slices_grad(1), table)])
+
+    step()
+    assert np.flatnonzero(np.any(table.numpy() != 1, axis=1)).tolist() == [1, 3]
+
+
+def test_number_that_is_no_integer_is_refused_when_the_function_is_traced(tf, gqtf):
+    acc = gqtf.SparseConditionalAccumulator(tf.float32)
+    acc.apply_grad([1], [[1.0]])
+    with pytest.raises(TypeError, match="num_required: expected integers, got float32"):
+        tf.function(lambda: acc.take_grad(1.7))()
+    assert int(acc.num_accumulated()) == 1

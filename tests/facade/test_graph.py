@@ -249,3 +249,25 @@ def test_wrong_dtypes_are_refused_when_the_graph_is_built(tf, gqtf, in_graph):
 def test_the_engine_is_the_one_of_the_library(built):
     reducer = built.acc._backend._store._reducer
     assert type(reducer).__module__.endswith(gradquorum.engine.engine_name)
+
+
+def test_shared_name_is_one_of_its_graph_and_container(tf, gqtf):
+    v1 = tf.compat.v1
+    for rows in (5, 9):
+        with v1.Graph().as_default() as graph:
+            accs = []
+            for container in ("a", "b"):
+                with graph.container(container):
+                    shape = [rows + len(accs), 1]
+                    accs.append(gqtf.SparseConditionalAccumulator(tf.float32, shape, shared_name="table"))
+            again = gqtf.SparseConditionalAccumulator(tf.float32, [99, 1], shared_name="table")
+            with graph.container("a"):
+                same = gqtf.SparseConditionalAccumulator(tf.float32, [rows, 1], shared_name="table", name="same")
+                with pytest.raises(ValueError, match="'table': there is"):
+                    gqtf.SparseConditionalAccumulator(tf.float32, [rows + 1, 1], shared_name="table")
+            applies = [acc.apply_grad([1], [[1.0]]) for acc in (*accs, again)]
+            takes, counts = same.take_grad(1).values, [acc.num_accumulated() for acc in (*accs, again)]
+        with v1.Session(graph=graph) as session:
+            session.run(applies)
+            assert session.run(takes).tolist() == [[1.0]]
+            assert session.run(counts) == [0, 1, 1]

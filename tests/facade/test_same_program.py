@@ -141,3 +141,23 @@ def test_operations_in_a_conditional_and_in_a_loop(tf, classes, session):
     finally:
         v1.enable_control_flow_v2()
     assert acc.num_accumulated().eval() == 4
+
+
+def test_variables_of_tensorflow_1_as_dtype_and_as_values(tf, gqtf, in_graph):
+    """Such a variable's dtype is a reference, `float32_ref`."""
+    v1 = tf.compat.v1
+    taken = []
+    for classes in (v1, gqtf):
+        with in_graph.build():
+            table = v1.Variable([[1.0, 2.0]] * 5, use_resource=False)
+            rows = v1.Variable([[3.0, 4.0]], use_resource=False)
+            acc = classes.SparseConditionalAccumulator(table.dtype, table.shape)
+            (slices,) = tf.gradients(tf.reduce_sum(tf.gather(table, [0, 1])), table)
+            applies = acc.apply_indexed_slices_grad(slices), acc.apply_grad([1], rows)
+            init, take = v1.global_variables_initializer(), acc.take_grad(2)
+        with in_graph.session() as session:
+            session.run(init)
+            for apply in applies:
+                session.run(apply)
+            taken.append([array.tolist() for array in session.run(take)])
+    assert taken[0] == taken[1] == [[0, 1], [[1.0, 1.0], [2.0, 2.5]], [5, 2]]

@@ -40,7 +40,7 @@ class ConditionalAccumulatorBase:
     """
 
     def __init__(self, dtype: Any, shape: Any, accumulator_ref: Any) -> None:
-        self._dtype = tf.as_dtype(dtype)
+        self._dtype = tf.as_dtype(dtype).base_dtype
         self._shape = tf.TensorShape(shape)
         self._accumulator_ref = accumulator_ref
         self._name = ""
@@ -131,7 +131,8 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
             )
 
         def make_gated() -> AbstractBackend:
-            return GatedBackend(SparseSpec(dtype, shape, reduction_type), tf.as_dtype(dtype), shared_name, name)
+            spec = SparseSpec(dtype, shape, reduction_type)
+            return GatedBackend(spec, tf.as_dtype(spec.dtype), shared_name, name)
 
         backend = _open(make, make_gated, target, shared_name, sparse=True)
         super().__init__(dtype, shape, backend.reference)
@@ -170,8 +171,11 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
 
         Raises:
             tf.errors.InvalidArgumentError: `num_required` is below 1.
-            tf.errors.CancelledError: the session was closed meanwhile. Nothing has changed.
-            tf.errors.DeadlineExceededError: `timeout_in_ms` was exceeded. Nothing has changed.
+            TypeError: it is no integer, where that is seen while a graph or function is built.
+            tf.errors.CancelledError: the session was closed meanwhile.
+            tf.errors.DeadlineExceededError: `timeout_in_ms` was exceeded.
+                After both nothing has changed if the take still waited. In a graph without a target, one whose round
+                was being merged loses it; over a server, that round goes back.
 
         Threads:
             Blocks; takes are served in the order in which they began to wait.

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from gradquorum import errors
 
-__all__ = ["AbstractBackend", "GradientTensors", "as_index_tensor", "as_shape_tensor", "as_step_tensor"]
-__all__ += ["as_value_tensor", "plain", "tensorflow_errors"]
+__all__ = ["AbstractBackend", "GradientTensors", "as_index_tensor", "as_integer_tensor", "as_shape_tensor"]
+__all__ += ["as_step_tensor", "as_value_tensor", "plain", "set_static_shapes", "tensorflow_errors"]
 
 _CLASSES = (
     (errors.InvalidArgumentError, tf.errors.InvalidArgumentError),
@@ -64,10 +64,19 @@ def tensorflow_errors() -> Iterator[None]:
 
 
 def plain(value: Any) -> Any:
-    """Return a tensor's or a variable's memory as an array, without a copy; everything else as it is."""
-    if isinstance(value, (tf.Tensor, tf.Variable)):
+    """Return a tensor's or a variable's memory, also of Keras, as an array without a copy; all else as it is."""
+    if tf.is_tensor(value) and hasattr(value, "__array__"):
         return np.asarray(value)
     return value
+
+
+def set_static_shapes(result: Sequence[Any], declared: Any) -> None:
+    """Tell a graph what a sparse take returns, which optimizers read: the declared shape, though rows may be deeper."""
+    indices, values, shape = result
+    indices.set_shape([None])
+    shape.set_shape([None])
+    if declared.rank:
+        values.set_shape([None, *declared.as_list()[1:]])
 
 
 class GradientTensors(NamedTuple):
@@ -100,7 +109,16 @@ def as_step_tensor(what: str, step: Any) -> Any:
     """Return a step as a tensor of int64."""
     if step is None:
         raise ValueError(f"{what}: expected an integer, got None, which only an eager call can resolve")
-    return tf.cast(_integers(what, tf.convert_to_tensor(step)), tf.int64)
+    return as_integer_tensor(what, step)
+
+
+def as_integer_tensor(what: str, number: Any) -> Any:
+    """Return a number as a tensor of int64.
+
+    Raises:
+        TypeError: it is no integer.
+    """
+    return tf.cast(_integers(what, tf.convert_to_tensor(number)), tf.int64)
 
 
 def as_shape_tensor(shape: Any) -> Any:
@@ -116,7 +134,7 @@ def as_shape_tensor(shape: Any) -> Any:
 
 def as_value_tensor(values: Any, dtype: Any) -> Any:
     """Return values as a tensor of `dtype`: lists are converted, arrays and tensors of another dtype are refused."""
-    if hasattr(values, "dtype") and tf.as_dtype(values.dtype) != dtype:
+    if hasattr(values, "dtype") and tf.as_dtype(values.dtype).base_dtype != dtype:
         raise TypeError(
             f"grad_values: expected {dtype.name}, got {tf.as_dtype(values.dtype).name}; "
             f"write tf.cast(values, tf.{dtype.name}) to convert them"

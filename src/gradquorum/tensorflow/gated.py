@@ -29,7 +29,10 @@ class GatedBackend(AbstractBackend):
     """Builds operations around one gate. Each session has a gate of its own, as with TensorFlow's accumulators."""
 
     def __init__(self, spec: SparseSpec, dtype: Any, shared_name: str | None, name: str) -> None:
-        self._store = open_store(spec, shared_name)
+        container = tf.compat.v1.get_default_graph()._container
+        with tf.init_scope():  # the graph of the session, and not that of a branch or a loop in it
+            graph = tf.compat.v1.get_default_graph()
+        self._store = open_store(spec, graph, container, shared_name)
         self._dtype = dtype
         self.reference = tf.raw_ops.SparseConditionalAccumulator(
             dtype=_GATE_DTYPE,

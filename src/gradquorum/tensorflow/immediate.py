@@ -16,8 +16,10 @@ from gradquorum.errors import InvalidArgumentError
 from gradquorum.tensorflow.backend import (
     AbstractBackend,
     GradientTensors,
+    as_integer_tensor,
     as_step_tensor,
     plain,
+    set_static_shapes,
     tensorflow_errors,
 )
 
@@ -70,12 +72,16 @@ class ImmediateBackend(AbstractBackend):
             with tensorflow_errors():
                 return [_as_tensor(array) for array in self._arrays(self._acc.take_grad(plain(num_required)))]
         self._check_traced()
+        num_required = as_integer_tensor("num_required", num_required)
         with tf.name_scope(name or "TakeGradient"):
             number, queue = tf.py_function(self._line_up, [num_required], [tf.int64, tf.resource])
             woken = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.bool])
             with tf.control_dependencies(woken):
                 dtypes = [tf.int64, self._dtype, tf.int64] if self._sparse else [self._dtype]
-                return list(tf.numpy_function(self._fetch, [number], dtypes))
+                result = list(tf.numpy_function(self._fetch, [number], dtypes))
+        if self._sparse:
+            set_static_shapes(result, tf.TensorShape(self._acc.shape))
+        return result
 
     def num_accumulated(self, name: str) -> Any:
         if tf.executing_eagerly():

@@ -32,7 +32,9 @@ REFUSED_AFTER = 1024
 """The same for one that nobody has seen pass: its gate refused it, its session ended, or it is still on its way."""
 
 _tickets = itertools.count()
-_stores: weakref.WeakValueDictionary[str, TicketStore] = weakref.WeakValueDictionary()
+_stores: weakref.WeakKeyDictionary[Any, weakref.WeakValueDictionary[tuple[str, str], TicketStore]]
+_stores = weakref.WeakKeyDictionary()
+"""Those with a shared name, by graph, container and name."""
 _stores_lock = threading.Lock()
 
 
@@ -163,8 +165,10 @@ class TicketStore:
             del self._held[ticket]
 
 
-def open_store(spec: SparseSpec, shared_name: str | None) -> TicketStore:
-    """Return a store of one's own, or the one of that shared name.
+def open_store(spec: SparseSpec, graph: Any, container: str, shared_name: str | None) -> TicketStore:
+    """Return a store of one's own, or the one of that shared name in that container of that graph.
+
+    A session has one graph, so accumulators of two graphs never share a gate.
 
     Raises:
         InvalidArgumentError: the one of that name has another spec.
@@ -172,9 +176,10 @@ def open_store(spec: SparseSpec, shared_name: str | None) -> TicketStore:
     if not shared_name:
         return TicketStore(spec)
     with _stores_lock:
-        store = _stores.get(shared_name)
+        stores = _stores.setdefault(graph, weakref.WeakValueDictionary())
+        store = stores.get((container, shared_name))
         if store is None:
-            store = _stores[shared_name] = TicketStore(spec)
+            store = stores[container, shared_name] = TicketStore(spec)
     if store.spec != spec:
         raise InvalidArgumentError(
             f"shared_name {shared_name!r}: there is {store.spec.describe()}, asked for was {spec.describe()}"
