@@ -14,6 +14,7 @@ from tests.support import (
     apply,
     assert_rows,
     assert_same_bits,
+    available_engines,
     column,
     failing_merges,
     only_local,
@@ -250,6 +251,7 @@ def test_weighted_gives_the_bits_of_strict_as_long_as_nobody_is_late(make, dtype
     np.testing.assert_array_equal(strict.counts, weighted.counts)
 
 
+@pytest.mark.skipif("native" not in available_engines(), reason="needs both engines")
 @pytest.mark.parametrize("compact", [True, False])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64"])
 @pytest.mark.parametrize("reduction", ["MEAN", "SUM", "MEAN_BY_COUNT", "MEAN_BY_WEIGHT"])

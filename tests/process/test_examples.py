@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import STRICT_PYTHON
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -19,13 +21,13 @@ def check(output, errors):
 
 
 def test_multiprocessing_workers():
-    command = [sys.executable, "-W", "error", str(EXAMPLES / "multiprocessing_workers.py")]
+    command = [*STRICT_PYTHON, str(EXAMPLES / "multiprocessing_workers.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     check(done.stdout, done.stderr)
 
 
-TORCHRUN_STYLE = [sys.executable, "-W", "error", str(EXAMPLES / "torchrun_style.py")]
+TORCHRUN_STYLE = [*STRICT_PYTHON, str(EXAMPLES / "torchrun_style.py")]
 
 
 def run_torchrun_style(folder):

@@ -14,7 +14,7 @@ from benchmarks.bench_process import be_idle_clients
 from gradquorum.targets.process import client
 from tests.process import children
 from tests.process.running import exit_code, hear, kill, start, start_connected
-from tests.support import TIMEOUT, accept, assert_rows, num_blocked, wait_for_waiters, wait_until
+from tests.support import STRICT_PYTHON, TIMEOUT, accept, assert_rows, num_blocked, wait_for_waiters, wait_until
 
 SOON = 5.0
 """Seconds: far less than the 30 after which a silent server counts as dead; a death is seen at once."""
@@ -321,7 +321,7 @@ def test_blocked_apply_waits_until_a_take_makes_room(server, run_thread):
 
 
 def serve(address, *options):
-    command = [sys.executable, "-m", "gradquorum", "serve", "--address", str(address), *options]
+    command = [*STRICT_PYTHON, "-m", "gradquorum", "serve", "--address", str(address), *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert "listening" in process.stdout.readline()
     return process
