@@ -43,13 +43,18 @@ def serving(folder, every=LATE):
 @contextmanager
 def after_a_crash_now(folder):
     """A server of what would be in the folder if the server were killed at this moment."""
-    copy = folder.with_name("copy")
-    shutil.copytree(folder, copy)
+    copy = copied(folder, "copy")
     try:
         with serving(copy) as server:
             yield server
     finally:
         shutil.rmtree(copy)
+
+
+def copied(folder, name):
+    """Copy what a crash would leave at this moment, but for files half written: the saving thread may rename one now."""
+    copy = folder.with_name(name)
+    return shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("*.gradquorum.tmp"))
 
 
 def files(folder):
@@ -237,9 +242,9 @@ def test_round_on_its_way_comes_again_whole_and_alone_with_its_step(folder, run_
         with GatedMerges(engine) as merges:
             take = run_thread(acc.take_grad, 1)
             assert merges.begun.wait(TIMEOUT)
-            shutil.copytree(folder, folder.with_name("then"))
+            then = copied(folder, "then")
         assert take.result().step == 6
-    with serving(folder.with_name("then")) as server, caplog.at_level(logging.WARNING, "gradquorum"):
+    with serving(then) as server, caplog.at_level(logging.WARNING, "gradquorum"):
         again = sparse(server)
         assert "may have arrived" in caplog.text
         accept(again, [0], [5.0], worker="b", sequence=0)
