@@ -29,6 +29,8 @@ endif
 # The engine that `make test` insists on: a build that came out without its native part must not pass for a good one.
 EXPECTED_ENGINE ?= $(if $(CXX),native,reference)
 
+# Their doctests run where the frameworks are: make test-all.
+WITHOUT_ADAPTERS := $(addprefix --ignore=src/gradquorum/,jax tensorflow torch)
 WITHOUT_NATIVE := $(if $(filter reference,$(EXPECTED_ENGINE)),--ignore=src/gradquorum/engine/native.py)
 
 help: ## this list
@@ -86,14 +88,19 @@ endef
 
 test: $(MAIN)/.group-test ## the tests, under five minutes
 	$(call check_engine,$(MAIN)/bin/python)
-	$(MAIN)/bin/python -m pytest --quiet --doctest-modules src $(WITHOUT_NATIVE)
+	$(MAIN)/bin/python -m pytest --quiet --doctest-modules src $(WITHOUT_NATIVE) $(WITHOUT_ADAPTERS)
 	$(MAIN)/bin/python -m pytest tests -m "not slow and not frameworks" $(PYTEST_ARGS)
 	@echo "make test: everything passed."
 
-test-all: $(ALL)/.group-test $(ALL)/.group-frameworks $(ALL)/.group-ray ## everything, with PyTorch, TensorFlow and Ray; nothing may be skipped
+# Tests of others fork, which with JAX's threads beside them may deadlock, and makes JAX warn. Those on Ray share a cluster.
+IN_A_PROCESS_OF_THEIR_OWN := tests/facade tests/frameworks
+
+test-all: $(ALL)/.group-test $(ALL)/.group-frameworks $(ALL)/.group-ray ## everything, with PyTorch, JAX, TensorFlow and Ray installed; nothing may be skipped
 	$(call check_engine,$(ALL)/bin/python)
 	$(ALL)/bin/python -m pytest --quiet --doctest-modules src
-	$(ALL)/bin/python -m pytest tests --require-all $(PYTEST_ARGS)
+	$(ALL)/bin/python -m pytest tests --require-all -m "not ray" $(IN_A_PROCESS_OF_THEIR_OWN:%=--ignore=%) $(PYTEST_ARGS)
+	$(ALL)/bin/python -m pytest $(IN_A_PROCESS_OF_THEIR_OWN) --require-all $(PYTEST_ARGS)
+	$(ALL)/bin/python -m pytest tests --require-all -m ray $(IN_A_PROCESS_OF_THEIR_OWN:%=--ignore=%) $(PYTEST_ARGS)
 	$(ALL)/bin/python -m benchmarks.instructions $(GUARD_ARGS)
 	@echo "make test-all: everything passed."
 

@@ -14,8 +14,20 @@ from benchmarks.cases import CASES
 from benchmarks.report import Options, environment, environment_line, floors_summary, floors_table
 from gradquorum.engine import available_engines
 
-QUESTIONS = ("imports", "round", "flat", "memory", "parallel", "process", "ray", "density", "kept_memory", "shapes")
-"""In this order: frameworks are loaded by the last only."""
+QUESTIONS = (
+    "imports",
+    "round",
+    "flat",
+    "memory",
+    "parallel",
+    "process",
+    "ray",
+    "density",
+    "kept_memory",
+    "shapes",
+    "adapters",
+)
+"""In this order: frameworks are loaded by the last two only."""
 
 
 def parse() -> argparse.Namespace:

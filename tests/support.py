@@ -26,6 +26,16 @@ TIMEOUT = 20.0
 """Seconds after which any wait in a test has failed."""
 
 
+STRICT_PYTHON = [
+    sys.executable,
+    "-W",
+    "error",
+    "-W",
+    "ignore:gradquorum was installed without its native engine:RuntimeWarning",
+]
+"""Runs Python such that each warning is an error, but the one that says that there was no compiler."""
+
+
 def available_engines():
     """Names of the engines that can be made here, the reference first."""
     return sorted(gradquorum.engine.available_engines(), key="native".__eq__)

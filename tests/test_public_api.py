@@ -274,3 +274,7 @@ def test_readme_example_prints_what_it_says():
     assert len([line for line in code.splitlines() if line.strip()]) <= 25
     assert "published_step" in code or "begin()" in code
     assert "rounds(" in code
+
+
+def test_dir_lists_what_is_public_and_nothing_else():
+    assert set(dir(gq)) == {*gq.__all__, "jax", "tensorflow", "torch"}

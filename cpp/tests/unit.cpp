@@ -167,7 +167,7 @@ void test_finite_is_judged_after_repeats() {
 
 void test_distinct_bytes() {
   const gq::Spec spec;
-  for (const std::size_t rows : {std::size_t{10}, std::size_t{1000}, std::size_t{100000}}) {
+  for (const std::size_t rows : {std::size_t{10}, std::size_t{1000}, std::size_t{3000}, std::size_t{100000}}) {
     Random random(rows);
     std::vector<gq::Block> blocks;
     std::map<std::int64_t, int> seen;

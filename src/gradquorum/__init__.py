@@ -32,6 +32,8 @@ from gradquorum.specs import DenseSpec, SparseSpec
 from gradquorum.staleness import Defer, Weighted, Window
 from gradquorum.training import SyncReplicas
 
+_ADAPTERS = ("jax", "tensorflow", "torch")
+
 if TYPE_CHECKING:
     from gradquorum.tables import shared_table
     from gradquorum.targets.process.server import Server
@@ -70,6 +72,11 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """List the public names, also those that are loaded when they are first named."""
+    return sorted({*__all__, *_ADAPTERS})
+
+
 def __getattr__(name: str) -> Any:
     """Load what only some programs need when it is first named."""
     if name == "Server":
@@ -80,4 +87,8 @@ def __getattr__(name: str) -> Any:
         from gradquorum.tables import shared_table
 
         return shared_table
+    if name in _ADAPTERS:
+        import importlib
+
+        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -159,7 +159,8 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseGradient]):
         shared_name: accumulators of one target with the same shared name and spec share one round.
         name: its last path component is `.name`.
         reduction_type: see above.
-        target: where the round lives: None or ``"local"`` for this process.
+        target: where the round lives: ``"local"`` for this process; a server's address (`Server.address`, a path with a
+            ``/`` in it); None for the server that `connect` named, without one for this process.
         order: ``"arrival"`` adds rows in order of acceptance; ``"worker"`` in order of (worker, sequence), with
             the same bits whatever the order of arrival. The latter keeps every gradient until the take.
         compact: False keeps every gradient until the take, as `exact` takes need.
@@ -464,7 +465,7 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[NDArray[Any]]):
             InvalidArgumentError: its shape is not that of the accumulator or of the round. Nothing has changed.
             InvalidDTypeError: converting it would lose what kind of number it is. Nothing has changed.
         """
-        step = check_step(local_step)
+        step = check_step(local_step, "for (indices, values) make a SparseConditionalAccumulator")
         gradient = check_dense(self._member, "", grad)
         return self._apply((gradient,), step, worker, sequence, weight, copy, timeout)
 

@@ -1,7 +1,4 @@
-"""Whatever a caller calls an array, as NumPy sees it: lists, NumPy, and the arrays of frameworks.
-
-Frameworks are recognised by what they have loaded themselves; none is imported here.
-"""
+"""Whatever a caller calls an array, as NumPy sees it: lists, NumPy, and the arrays of frameworks."""
 
 from __future__ import annotations
 
@@ -15,8 +12,9 @@ from numpy.typing import NDArray
 
 from gradquorum.dtypes import convert, is_bfloat16
 from gradquorum.errors import InvalidArgumentError, InvalidDTypeError, no_memory
+from gradquorum.frameworks import check_concrete, from_torch, is_torch
 
-__all__ = ["MAX_INT64", "as_contiguous", "as_dims", "as_index_vector", "as_integer", "as_values", "split_torch_sparse"]
+__all__ = ["MAX_INT64", "as_contiguous", "as_dims", "as_index_vector", "as_integer", "as_values"]
 
 MAX_INT64 = 2**63 - 1
 _NO_ARRAYS = (int, float, complex, list, tuple)
@@ -36,15 +34,15 @@ def as_values(
         InvalidDTypeError: the dtype does not fit.
         InvalidArgumentError: this is no array at all, or a number does not fit the dtype.
     """
-    array, is_array = _as_array(what, values)
+    array, is_array, borrowed = _as_array(what, values)
     if array.dtype is dtype or array.dtype == dtype:
-        return array, is_array
+        return array, borrowed
     if array.dtype.newbyteorder("=") == dtype:
         return _cast(array, dtype), False
     if is_array and not convert_arrays:
         raise InvalidDTypeError(
             f"{what}: expected an array of {dtype.name}, got {array.dtype.name}; "
-            f"write .astype({_spell(dtype)}) to convert it"
+            f"write {_cast_of(values, dtype)} to convert it"
         )
     if array.size == 0 and not is_array:  # NumPy calls an empty list float64
         return array.astype(dtype), False
@@ -85,70 +83,41 @@ def _kind_rank(dtype: np.dtype[Any]) -> int | None:
     return 2 if is_bfloat16(dtype) else _KIND_RANK.get(dtype.kind)
 
 
-def _spell(dtype: np.dtype[Any]) -> str:
-    return "ml_dtypes.bfloat16" if is_bfloat16(dtype) else f"np.{dtype.name}"
+def _cast_of(values: Any, dtype: np.dtype[Any]) -> str:
+    if is_torch(values):
+        return f".to(torch.{dtype.name})"
+    return f".astype({'ml_dtypes.bfloat16' if is_bfloat16(dtype) else f'np.{dtype.name}'})"
 
 
-def _as_array(what: str, values: Any) -> tuple[NDArray[Any], bool]:
-    """Return a NumPy array, and whether this was an array (and not a list or a scalar) before."""
+def _as_array(what: str, values: Any) -> tuple[NDArray[Any], bool, bool]:
+    """Return a NumPy array, whether this was an array (and not a list or a scalar), and whether it is its memory."""
     if type(values) is np.ndarray:
-        return values[...], True  # a view: another thread may change the shape of the caller's
+        return values[...], True, True  # a view: another thread may change the shape of the caller's
     masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())  # NumPy loads it when it is first named
     if isinstance(values, masked):
         raise InvalidArgumentError(f"{what}: expected an array without a mask, got a masked one; fill it first")
     if isinstance(values, _NO_ARRAYS) and not isinstance(values, np.generic):
         try:
-            return np.asarray(values), False
+            return np.asarray(values), False, False
         except (ValueError, TypeError, OverflowError, RuntimeError) as error:
-            raise InvalidArgumentError(f"{what}: expected an array, got a sequence that is none: {error}") from error
+            got = "a ragged list" if "inhomogeneous" in str(error) else "a sequence that is none"
+            raise InvalidArgumentError(f"{what}: expected an array, got {got}: {error}") from error
     if isinstance(values, (str, bytes, bytearray)):
         raise InvalidDTypeError(f"{what}: expected an array, a list or a scalar, got {type(values).__name__}")
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(values, torch.Tensor):
-        return _from_torch(what, values, torch), True
+    if is_torch(values):
+        array, borrowed = from_torch(what, values)
+        return array, True, borrowed
     try:
         if hasattr(values, "__array_interface__") or hasattr(values, "__array__"):
-            return np.asarray(values), True
+            return np.asarray(values), True, True
         if hasattr(values, "__dlpack__"):
-            return np.from_dlpack(values), True
-        return np.asarray(memoryview(values)), True
+            return np.from_dlpack(values), True, True
+        return np.asarray(memoryview(values)), True, True
     except (TypeError, ValueError, BufferError, RuntimeError) as error:
+        check_concrete(what, values)
         raise InvalidArgumentError(
             f"{what}: expected an array, a list or a scalar, got {type(values).__name__}: {error}"
         ) from error
-
-
-def _from_torch(what: str, tensor: Any, torch: Any) -> NDArray[Any]:
-    if tensor.layout != torch.strided:
-        raise InvalidArgumentError(
-            f"{what}: expected a dense tensor, got one of layout {tensor.layout}; "
-            "give a sparse gradient to apply_indexed_slices_grad"
-        )
-    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
-    if tensor.dtype == torch.bfloat16:
-        import ml_dtypes
-
-        bits: NDArray[Any] = tensor.view(torch.int16).numpy()
-        return bits.view(ml_dtypes.bfloat16)
-    array: NDArray[Any] = tensor.numpy()
-    return array
-
-
-def split_torch_sparse(what: str, gradient: Any) -> tuple[Any, Any, Any] | None:
-    """Return `(indices, values, shape)` of a torch sparse COO tensor; None for everything else.
-
-    Raises:
-        InvalidArgumentError: it has more than one sparse dimension.
-    """
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(gradient, torch.Tensor) or gradient.layout != torch.sparse_coo:
-        return None
-    if gradient.sparse_dim() != 1:
-        raise InvalidArgumentError(
-            f"{what}: expected a sparse tensor with one sparse dimension, the rows, got {gradient.sparse_dim()}"
-        )
-    gradient = gradient.detach()
-    return gradient._indices()[0], gradient._values(), tuple(gradient.shape)
 
 
 def as_index_vector(indices: Any) -> NDArray[np.int64]:
@@ -158,7 +127,7 @@ def as_index_vector(indices: Any) -> NDArray[np.int64]:
         InvalidDTypeError: they are no integers.
         InvalidArgumentError: one does not fit int64.
     """
-    array, is_array = _as_array("indices", indices)
+    array, is_array, _ = _as_array("indices", indices)
     if not is_array and isinstance(indices, (list, tuple)) and any(isinstance(i, (bool, np.bool_)) for i in indices):
         raise InvalidDTypeError("indices: expected integers, got a bool among them")
     if array.size == 0 and not is_array:
@@ -185,8 +154,8 @@ def _integers(sequence: Any, fallback: NDArray[Any]) -> NDArray[Any]:
         return fallback
 
 
-def as_integer(what: str, number: Any) -> int:
-    """Return a scalar integer that fits int64.
+def as_integer(what: str, number: Any, remedy: str = "write one integer") -> int:
+    """Return a scalar integer that fits int64; the remedy is for what is no scalar.
 
     Raises:
         InvalidDTypeError: it is no integer.
@@ -194,7 +163,7 @@ def as_integer(what: str, number: Any) -> int:
     """
     if type(number) is not int:
         if getattr(number, "ndim", 0) or isinstance(number, (list, tuple)):
-            raise InvalidArgumentError(f"{what} must be scalar, got {number!r}")
+            raise InvalidArgumentError(f"{what} must be scalar, got {number!r}; {remedy}")
         is_bool = isinstance(number, (bool, np.bool_)) or str(getattr(number, "dtype", "")).endswith("bool")
         try:
             if is_bool:
@@ -227,8 +196,8 @@ def as_dims(what: str, dims: Any, *, unknown: tuple[Any, ...]) -> tuple[int | No
                 raise InvalidArgumentError(f"{what}[{i}]: expected a size, got {entry!r}")
             sizes.append(None)
         elif size < 0:
-            allowed = ", ".join(map(str, unknown))
-            raise InvalidArgumentError(f"{what}[{i}]: expected a size of 0 or more, or one of {allowed}; got {size}")
+            others = f", or one of {', '.join(map(str, unknown))}" if unknown else ""
+            raise InvalidArgumentError(f"{what}[{i}]: expected a size of 0 or more{others}; got {size}")
         else:
             sizes.append(size)
     return tuple(sizes)

@@ -12,6 +12,7 @@ same: a slow worker whose gradient is dropped begins its next one late, which an
 from __future__ import annotations
 
 import math
+import numbers
 import time
 from array import array
 from collections.abc import Sequence
@@ -113,15 +114,16 @@ class ArrivalReport(NamedTuple):
         Raises:
             InvalidArgumentError: nothing has been recorded, or `gain` cannot be.
         """
-        if isinstance(gain, bool) or not isinstance(gain, (int, float)) or not 0 < gain <= 1:
+        if isinstance(gain, bool) or not isinstance(gain, numbers.Real) or not 0 < gain <= 1:
             raise InvalidArgumentError(f"gain: expected a number above 0 and at most 1, got {gain!r}")
+        power = float(gain)
         known = [figures for figures in self.quorums if 2 * figures.num_rounds >= self.num_rounds]
         if not known:
             raise InvalidArgumentError(
                 "suggest_num_required: expected recorded arrivals of at least one round, got none; call "
                 "observe_arrivals() and let some rounds go by"
             )
-        best = max(known, key=lambda f: (f.num_required**gain / max(f.mean_wait, 1e-9), f.num_required))
+        best = max(known, key=lambda f: (f.num_required**power / max(f.mean_wait, 1e-9), f.num_required))
         return best.num_required
 
     def __str__(self) -> str:

@@ -7,8 +7,11 @@ The format is safetensors, which holds nothing but arrays and text: reading one 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import secrets
+import stat
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +19,10 @@ from numpy.typing import NDArray
 
 from gradquorum.errors import GradQuorumError, InvalidArgumentError
 
-__all__ = ["read_checkpoint", "sync_folder", "write_checkpoint"]
+__all__ = ["HALF_WRITTEN", "read_checkpoint", "sync_folder", "write_checkpoint"]
 
+HALF_WRITTEN = re.compile(r"\.[0-9a-f]{16}\.gradquorum\.tmp")
+"""The name of a file that is being written, however long that of the file it will be."""
 _METADATA = {"format": "gradquorum.round"}
 
 
@@ -27,17 +32,18 @@ def write_checkpoint(path: str | os.PathLike[str], state: Mapping[str, NDArray[A
     It is written beside `path`, synced, and renamed, and the folder is synced.
 
     Args:
-        path: of the file; an existing one is replaced.
+        path: of the file; an existing one is replaced, and so is a symbolic link, not what it points to.
         state: what `state_dict` has returned.
 
     Raises:
+        InvalidArgumentError: the path is none.
         GradQuorumError: safetensors is not installed.
         OSError: it could not be written. A file that was there is as it was.
     """
     numpy_format = _safetensors().numpy
-    target = os.fspath(path)
+    target = _as_path(path)
     folder = os.path.dirname(os.path.abspath(target))
-    beside = os.path.join(folder, f".{os.path.basename(target)}.{secrets.token_hex(8)}.tmp")
+    beside = os.path.join(folder, f".{secrets.token_hex(8)}.gradquorum.tmp")
     try:
         file = os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
         with open(file, "wb") as out:
@@ -56,14 +62,13 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
     """Return the state that a file holds.
 
     Raises:
-        InvalidArgumentError: it is no checkpoint, or not all of one.
+        InvalidArgumentError: it is no checkpoint, or not all of one, or no regular file.
         GradQuorumError: safetensors is not installed.
         OSError: it could not be read.
     """
     package = _safetensors()
-    where = os.fspath(path)
-    with open(where, "rb"):  # says in the usual way what keeps us from reading it
-        pass
+    where = _as_path(path)
+    _check_file(where)
     try:
         with package.safe_open(where, framework="np") as file:
             metadata = file.metadata() or {}
@@ -72,10 +77,30 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
                     f"{where}: expected a checkpoint of gradquorum, got a safetensors file with {metadata}"
                 )
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-    except (package.SafetensorError, KeyError, TypeError, ValueError, UnicodeDecodeError) as error:
-        if isinstance(error, InvalidArgumentError):
-            raise
+    except InvalidArgumentError:
+        raise
+    except (package.SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:  # of its dtypes, too
         raise InvalidArgumentError(f"{where}: expected a checkpoint of gradquorum, whole: {error}") from error
+
+
+def _as_path(path: Any) -> str:
+    where = os.fsdecode(path)
+    if not where or "\0" in where:
+        raise InvalidArgumentError(f"path: expected that of a file, got {path!r}")
+    return where
+
+
+def _check_file(where: str) -> None:
+    """Refuse what is no file, such as a pipe, which one could wait for without end. Does not wait itself."""
+    opened = os.open(where, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # says in the usual way what is in the way
+    try:
+        mode = os.fstat(opened).st_mode
+    finally:
+        os.close(opened)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), where)
+    if not stat.S_ISREG(mode):
+        raise InvalidArgumentError(f"{where}: expected a regular file, got {stat.filemode(mode)}")
 
 
 def sync_folder(folder: str) -> None:
@@ -93,6 +118,6 @@ def _safetensors() -> Any:
         import safetensors.numpy
     except ImportError as error:
         raise GradQuorumError(
-            "checkpoints in files need safetensors: pip install 'gradquorum[checkpoint]'; state_dict() needs nothing"
+            "checkpoints in files need safetensors: pip install safetensors; state_dict() needs nothing"
         ) from error
     return safetensors

@@ -41,8 +41,7 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
 def _resolve(dtype: Any) -> np.dtype[Any] | None:
     if dtype is None:  # np.dtype(None) is float64
         return None
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(dtype, torch.dtype):
+    if isinstance(dtype, getattr(sys.modules.get("torch"), "dtype", ())):
         dtype = str(dtype).removeprefix("torch.")
     dtype = getattr(dtype, "as_numpy_dtype", dtype)  # tf.DType
     if isinstance(dtype, str) and dtype == "bfloat16":

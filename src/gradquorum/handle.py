@@ -7,7 +7,7 @@ import logging
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -159,14 +159,34 @@ class AbstractAccumulator(Keeping, ABC, Generic[R]):
         number = self._check_take(num_required, exact)
         return self._target.submit_take(number, check_timeout(timeout), exact, self._build)
 
+    def _submit_offer(
+        self, num_required: Any, timeout: float | None, accept: Callable[[R], None]
+    ) -> concurrent.futures.Future[R]:
+        """Do what `_submit_take` does, but let `accept` say whether the round is taken: if it raises, it goes back.
+
+        It may block where the target gives each such take a thread of its own, as a server's does.
+        """
+
+        def build(merged: Merged) -> R:
+            result = self._build(merged)
+            accept(result)
+            return result
+
+        return self._target.submit_take(self._check_take(num_required, False), check_timeout(timeout), False, build)
+
     def _check_take(self, num_required: Any, exact: bool) -> int:
         number = as_integer("num_required", num_required)
         if exact is not False and not isinstance(exact, (bool, np.bool_)):
             raise InvalidArgumentError(f"exact: expected True or False, got {exact!r}")
         if number < 1:
-            raise InvalidArgumentError(f"num_required must be positive, but was {number}")
+            raise InvalidArgumentError(
+                f"num_required must be positive, but was {number}; give the gradients to wait for, 1 or more"
+            )
         if exact and self._spec.options.compact:
-            raise InvalidArgumentError("exact=True: expected an accumulator made with compact=False")
+            raise InvalidArgumentError(
+                "exact=True: expected an accumulator made with compact=False, got one made with compact=True: it may "
+                "have merged gradients that such a take would have to leave; make it with compact=False"
+            )
         return number
 
     def _rounds(self, num_required: Any, timeout: float | None) -> Iterator[R]:

@@ -68,9 +68,10 @@ class Keeping:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write `state_dict` to a file, which is the old one or the new one at any moment, also after a crash.
 
-        The format is safetensors; needs the extra ``checkpoint``.
+        The format is safetensors; needs the extra ``checkpoint``. A symbolic link of that name is replaced by the file.
 
         Raises:
+            InvalidArgumentError: the path is none, or a worker's name cannot be written.
             OSError: it could not be written. A file that was there is as it was.
             GradQuorumError: safetensors is not installed.
             ClosedError: the handle is closed.
@@ -83,8 +84,8 @@ class Keeping:
         """Do what `load_state_dict` does, with a file that `save` wrote.
 
         Raises:
-            InvalidArgumentError: it is no such file or not all of one, or as for `load_state_dict`. Nothing has
-                changed.
+            InvalidArgumentError: it is no such file, no regular one, or not all of one, or as for `load_state_dict`.
+                Nothing has changed.
             OSError: it could not be read.
             GradQuorumError: safetensors is not installed.
             ClosedError: the handle is closed.

@@ -120,7 +120,10 @@ def check_max_norm(max_norm: Any, *dtypes: np.dtype[Any]) -> float:
     for dtype in dtypes:
         if dtype.kind == "i":
             raise InvalidDTypeError(f"clipping: expected a gradient of floating or complex dtype, got {dtype.name}")
-    return float(max_norm)
+    try:
+        return float(max_norm)
+    except OverflowError:  # an int beyond all norms
+        return math.inf
 
 
 def _largest(numbers: Iterable[float]) -> float:

@@ -196,6 +196,17 @@ class Round(Takes):
         """Return how late a gradient of that step is at this moment."""
         return 0 if local_step is None else max(self.step - local_step, 0)
 
+    def was_judged(self, worker: Worker | None, sequence: int | None) -> bool:
+        """Return whether a gradient is a duplicate.
+
+        Raises:
+            InvalidArgumentError: its sequence lies below the window of its worker's marks.
+        """
+        if worker is None or sequence is None:
+            return False
+        with self._lock:
+            return self._marks.get(worker, NO_MARKS).status_of(sequence) is not None
+
     def wait_for_room(self, handle: Handle, num_bytes: int, deadline: Deadline) -> None:
         """Wait until there may be room for a gradient; the errors are those of `Budget`."""
         with self._lock:
@@ -307,6 +318,13 @@ class Round(Takes):
         with self._lock:
             self._check_open(handle)
             return self._marks.get(worker, NO_MARKS).highest
+
+    def num_accepted(self, handle: Handle, worker: Worker) -> int:
+        """Return how many gradients of a worker the open round holds."""
+        with self._lock:
+            self._settle()
+            self._check_open(handle)
+            return self._accepted.get(worker, 0)
 
     @property
     def num_workers(self) -> int:

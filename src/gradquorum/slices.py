@@ -1,4 +1,4 @@
-"""Sparse gradients in all the forms in which people have them: slices, tuples, parts, torch's sparse tensors."""
+"""Sparse gradients in all the forms in which people have them: slices, tuples, parts, sparse tensors of frameworks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from gradquorum.arrays import as_dims, split_torch_sparse
+from gradquorum.arrays import as_dims
 from gradquorum.errors import InvalidArgumentError, no_memory
+from gradquorum.frameworks import split_sparse
 from gradquorum.indexed_slices import SparseGradient
 from gradquorum.specs import SparseSpec
 from gradquorum.validation import CheckedSparse, Dims, check_dims, check_row_shape, check_sparse
@@ -51,11 +52,11 @@ def _split(where: str, gradient: Any) -> tuple[Any, Any, Any]:
     if isinstance(gradient, tuple) and len(gradient) in (2, 3):
         indices, values, shape = (*gradient, None)[:3]
         return indices, values, shape
-    split = split_torch_sparse(f"{where}grad", gradient)
+    split = split_sparse(f"{where}grad", gradient)
     if split is None:
         raise InvalidArgumentError(
-            f"{where}grad: expected IndexedSlices, a tuple (indices, values[, shape]) or a list of such parts, "
-            f"got {type(gradient).__name__}"
+            f"{where}grad: expected IndexedSlices, a tuple (indices, values[, shape]), a sparse tensor or a list of "
+            f"such parts, got {type(gradient).__name__}"
         )
     return split
 

@@ -171,6 +171,11 @@ class Options(_Options):
             get_engine(self.engine)  # refuses one that is not here
         return changed
 
+    @property
+    def compacts(self) -> bool:
+        """Whether gradients of the open round may be merged before a take."""
+        return self.compact and self.order != "worker"
+
     def describe(self, *, changed_only: bool) -> list[str]:
         """Return the options that change results, in words. The engine and its threads change only the speed."""
         default = Options()

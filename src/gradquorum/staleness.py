@@ -129,8 +129,8 @@ class Weighted(AbstractStaleness):
 
     Args:
         weight: ``"inverse"``: 1 / (1 + lag); ``"exponential"``: ``decay ** lag``; or a function of the lag, an int from
-            1 on, that returns a number above 0 and at most 1. It is called in the thread that applies, outside all
-            locks. Two functions count as the same policy if module and qualified name are the same.
+            1 to `max_lag`, that returns a number above 0 and at most 1. It is called in the thread that applies,
+            outside all locks. Two functions count as the same policy if module and qualified name are the same.
         decay: of ``"exponential"``, between 0 and 1.
         max_lag: what is later than this is dropped; None for no bound. A gradient whose weight, times its own, rounds
             to 0 in the accumulate dtype is dropped as well.
@@ -171,9 +171,11 @@ class Weighted(AbstractStaleness):
         if isinstance(decay, bool) or not isinstance(decay, numbers.Real) or not 0 < decay < 1:
             raise InvalidArgumentError(f"decay: expected a number between 0 and 1, got {decay!r}")
         base = float(decay)
-        if isinstance(weight, str) and weight == "inverse":
+        if isinstance(weight, str):
+            weight = str(weight)  # NumPy's print otherwise
+        if weight == "inverse":
             function: Callable[[int], float] = _inverse
-        elif isinstance(weight, str) and weight == "exponential":
+        elif weight == "exponential":
             function = base.__pow__
         elif callable(weight):
             function = weight

@@ -18,12 +18,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradquorum.arrays import MAX_INT64
 from gradquorum.engine.parts import DenseParts, SparseParts
 from gradquorum.errors import InvalidArgumentError
 from gradquorum.marks import Marks, check_marks
 from gradquorum.records import Batch, Contribution, Forms, Snapshot, WeighedContribution, conflict, either
 from gradquorum.specs import MAX_BYTES, RoundSpec, SparseSpec
+from gradquorum.state_checks import (
+    by_name,
+    check_accepted,
+    check_deferred,
+    check_offer,
+    check_workers,
+    num_gradients_of,
+)
 
 if TYPE_CHECKING:
     from gradquorum.state_header import ContributionHeader, Header
@@ -90,20 +97,16 @@ def decode(state: Mapping[str, Any], spec: RoundSpec, reducers: Sequence[Any]) -
     if by_block:
         raise InvalidArgumentError(f"state: expected no arrays beside its gradients', got {next(iter(by_block))!r}")
     log, deferred = logs["log"], tuple(logs["deferred"])
-    if any(contribution.num_gradients != 1 for contribution in deferred):
-        raise InvalidArgumentError("state: expected single gradients among the deferred ones")
-    if deferred and not spec.policy.defers:
-        raise InvalidArgumentError("state: expected no deferred gradients, as the policy defers none")
+    check_deferred(deferred, spec)
     _forms(deferred, spec)
-    accepted = dict(header.accepted)
-    if sum(accepted.values()) > _num_gradients(log):
-        raise InvalidArgumentError("state: expected no more gradients of named workers than there are")
+    accepted = by_name("accepted", header.accepted)
+    check_accepted(accepted, log, spec)
     return Snapshot(
         header.step,
         header.published_step,
         header.num_stale,
         log,
-        _num_gradients(log),
+        num_gradients_of(log),
         _forms(log, spec),
         accepted,
         deferred,
@@ -111,8 +114,8 @@ def decode(state: Mapping[str, Any], spec: RoundSpec, reducers: Sequence[Any]) -
             _batch(batch.step, batch.workers, logs[f"undelivered.{i}"], spec)
             for i, batch in enumerate(header.undelivered)
         ],
-        {marks.worker: check_marks(Marks(marks.highest, marks.window)) for marks in header.marks},
-        dict(header.members),
+        by_name("marks", [(marks.worker, check_marks(Marks(marks.highest, marks.window))) for marks in header.marks]),
+        by_name("members", header.members),
     )
 
 
@@ -155,8 +158,7 @@ def _contribution(
     """Return a contribution, and take its arrays out of the mapping."""
     if len(header.forms) != len(spec.members):
         raise InvalidArgumentError(f"state: {where}: expected {len(spec.members)} members, got {len(header.forms)}")
-    if spec.options.order == "worker" and header.worker is None:
-        raise InvalidArgumentError(f"state: {where}: expected a worker, as order='worker' is set")
+    check_offer(where, header, spec)
     blocks = []
     for i, (member, reducer_spec) in enumerate(zip(spec.members.values(), spec.reducer_specs(), strict=True)):
         arrays, form = by_block.pop(f"{where}.{i}", {}), header.forms[i]
@@ -199,15 +201,9 @@ def _check_rows(declared: tuple[int | None, ...], parts: SparseParts) -> None:
 def _batch(step: int, workers: tuple[Worker, ...], log: list[Contribution], spec: RoundSpec) -> Batch:
     if not log:
         raise InvalidArgumentError("state: expected gradients in an undelivered round")
+    check_workers(workers, log, spec)
     num_bytes = sum(contribution.num_bytes for contribution in log)
-    return Batch(log, _forms(log, spec), _num_gradients(log), num_bytes, step, 0, workers)
-
-
-def _num_gradients(log: Sequence[Contribution]) -> int:
-    number = sum(contribution.num_gradients for contribution in log)
-    if number > MAX_INT64:
-        raise InvalidArgumentError(f"state: expected a count of gradients in int64, got {number}")
-    return number
+    return Batch(log, _forms(log, spec), num_gradients_of(log), num_bytes, step, 0, workers)
 
 
 def _forms(log: Sequence[Contribution], spec: RoundSpec) -> Forms:

@@ -35,7 +35,8 @@ class ContributionHeader(msgspec.Struct, forbid_unknown_fields=True):
     num_gradients: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)] = 1
     worker: Worker | None = None
     sequence: Count | None = None
-    lag: Count = 0
+    lag: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Between two steps of int64: below 2**64."""
 
 
 class BatchHeader(msgspec.Struct, forbid_unknown_fields=True):

@@ -32,6 +32,8 @@ _INT64 = np.dtype(np.int64)
 _SURELY_FITS = 2**55
 """Elements whose bytes, also in the widest dtype, are below 2**63."""
 
+_ONE_NUMBER_A_ROW = "; values have a row for each id: for rows of one number write values[:, None]"
+
 
 class CheckedSparse(NamedTuple):
     """A sparse gradient whose form is right."""
@@ -65,9 +67,9 @@ CheckedGradient = Sequence[CheckedSparse | CheckedDense]
 """One part for each member of its round."""
 
 
-def check_step(local_step: Any) -> int | None:
+def check_step(local_step: Any, remedy: str = "write the step of the whole gradient") -> int | None:
     """Return `local_step` as an int, None for the current step (check 2)."""
-    return None if local_step is None else as_integer("local_step", local_step)
+    return None if local_step is None else as_integer("local_step", local_step, remedy)
 
 
 def empty_sparse(spec: SparseSpec) -> CheckedSparse:
@@ -99,7 +101,9 @@ def check_sparse(
     if array.ndim == 0:  # 4
         raise InvalidArgumentError(f"{where}Values cannot be 0-dimensional.")
     if array.shape[0] != len(ids):  # 5
-        raise InvalidArgumentError(f"{where}Expected {len(ids)} non-empty input values, got {array.shape[0]}")
+        raise InvalidArgumentError(
+            f"{where}Expected {len(ids)} non-empty input values, got {array.shape[0]}; give a row for each id"
+        )
     if array.shape == (0,):
         return CheckedSparse(ids, array, None, borrowed=False), step
     dims = None
@@ -176,15 +180,21 @@ def _check_range(where: str, ids: NDArray[np.int64], rows: int | None) -> None:
         i = int(np.argmax(ids >= rows))
         raise InvalidArgumentError(
             f"{where}Shape mismatch: index of slice {i} exceeded limits of shape; index is {ids[i]} exceeded {rows}"
+            f"; {_ids_allowed(rows)}"
         )
     if int(ids.min()) < 0:
         i = int(np.argmax(ids < 0))
         raise InvalidArgumentError(f"{where}index of slice {i} is negative: expected 0 or more, got {ids[i]}")
 
 
+def _ids_allowed(rows: int) -> str:
+    return f"ids go from 0 to {rows - 1}" if rows else "a table of 0 rows has no ids"
+
+
 def _declared_error(where: str, declared: Dims, values_shape: tuple[int, ...]) -> str | None:
     if len(declared) > len(values_shape):
-        return f"{where}Shape mismatch: expected values rank at least {len(declared)}, got {len(values_shape)}"
+        hint = _ONE_NUMBER_A_ROW if len(values_shape) == 1 else ""
+        return f"{where}Shape mismatch: expected values rank at least {len(declared)}, got {len(values_shape)}{hint}"
     return _trailing_error(where, declared, values_shape[1:])
 
 
@@ -205,6 +215,7 @@ def check_row_shape(where: str, spec: SparseSpec | DenseSpec, expected: tuple[in
     if len(expected) != len(got):
         raise InvalidArgumentError(
             f"{where}Shape mismatch: expected values rank {1 + len(expected)}, got {1 + len(got)}"
+            f"{'' if got else _ONE_NUMBER_A_ROW}"
         )
     error = _trailing_error(where, (None, *expected), got)
     if error is not None:

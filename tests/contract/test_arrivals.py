@@ -1,5 +1,8 @@
 """Arrival times: what is recorded, what another quorum would have cost, and which one is suggested."""
 
+from fractions import Fraction
+
+import numpy as np
 import pytest
 
 import gradquorum as gq
@@ -171,6 +174,12 @@ def test_suggestion_is_the_argument_of_the_maximum_of_the_documented_formula():
     for gain in (0.3, 0.7, 1.0):
         by_hand = {n: n**gain / (sum(one[n - 1] for one in times) / 3) for n in range(1, 6)}
         assert arrival_report(times).suggest_num_required(gain=gain) == max(by_hand, key=by_hand.get)
+
+
+@pytest.mark.parametrize("gain", [np.float32(0.5), Fraction(1, 2), 0.5], ids=repr)
+def test_gain_is_any_real_number(gain):
+    report = arrival_report([[1.0, 1.1, 9.0]])
+    assert report.suggest_num_required(gain=gain) == 2
 
 
 @pytest.mark.parametrize("gain", [0, -1, 1.1, "1", None, True], ids=repr)

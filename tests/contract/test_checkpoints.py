@@ -426,6 +426,38 @@ def test_missing_and_unreadable_files_are_os_errors(make, tmp_path):
         acc.save(tmp_path / "no" / "folder")
 
 
+def test_what_is_no_regular_file_is_refused_without_waiting_for_it(make, tmp_path):
+    acc = make.sparse()
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        with unchanged(acc), pytest.raises(gq.InvalidArgumentError, match=r"expected a regular file, got [pc]rw"):
+            acc.load(path)
+    for call in (acc.save, acc.load):
+        for path in ("", "a\0b", b"\0"):
+            with pytest.raises(gq.InvalidArgumentError, match="path: expected that of a file"):
+                call(path)
+
+
+def test_any_name_that_the_file_system_takes_can_be_saved_to(make, tmp_path):
+    acc = make.sparse()
+    accept(acc, [0], [1.0])
+    for path in (tmp_path / ("x" * 255), os.fsencode(tmp_path / "bytes")):
+        acc.save(path)
+        restored = make.sparse()
+        restored.load(path)
+        assert restored.num_accumulated() == 1
+    assert sorted(os.listdir(tmp_path)) == ["bytes", "x" * 255]
+
+
+def test_save_replaces_a_symbolic_link_and_leaves_what_it_points_to(make, tmp_path):
+    (tmp_path / "target").write_text("mine")
+    (tmp_path / "link").symlink_to("target")
+    make.sparse().save(tmp_path / "link")
+    assert not (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_text() == "mine"
+    make.sparse().load(tmp_path / "link")
+
+
 @pytest.fixture
 def saved(tmp_path):
     """Return a file of a round with one of everything, and how to make an accumulator for it."""
@@ -472,6 +504,22 @@ def test_file_of_a_later_version_is_refused_by_its_version(saved):
     write_checkpoint(path, state)
     with pytest.raises(gq.InvalidArgumentError, match="expected version 1, got 2"):
         build().load(path)
+
+
+@pytest.mark.parametrize("dtype", ["F8_E4M3", "F8_E5M2", "BF16", "BOOL", "none"])
+def test_file_of_another_dtype_or_one_that_numpy_lacks_is_refused(saved, dtype):
+    path, build = saved
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    rows = header["log.0.0.rows"]
+    num_bytes = rows["data_offsets"][1] - rows["data_offsets"][0]
+    rows.update(dtype=dtype, shape=[num_bytes // 2 if dtype == "BF16" else num_bytes])
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+    acc = build()
+    with unchanged(acc), pytest.raises(gq.InvalidArgumentError):
+        acc.load(path)
 
 
 def test_file_claiming_huge_sizes_is_refused_without_allocating(saved):
@@ -607,7 +655,7 @@ def test_missing_safetensors_says_what_to_install(make, tmp_path, monkeypatch):
 
     acc = make.sparse()
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(gq.GradQuorumError, match=r"gradquorum\[checkpoint\]"):
+    with pytest.raises(gq.GradQuorumError, match="pip install safetensors"):
         acc.save(tmp_path / "round")
     assert acc.state_dict()
 

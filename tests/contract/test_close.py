@@ -49,6 +49,20 @@ def test_call_after_close_raises_closed(acc, call):
         CALLS[call](acc)
 
 
+def test_apply_of_a_wrong_shape_after_close_raises_invalid_argument(acc):
+    acc.close()
+    with pytest.raises(gq.InvalidArgumentError, match="expected values dim 1 to be 1, got 2"):
+        acc.apply_grad([0], [[1.0, 2.0]])
+
+
+def test_apply_after_close_of_another_shape_than_the_round_s_raises_closed(make):
+    acc = make.sparse("float32")
+    accept(acc, [0], [[1.0]])
+    acc.close()
+    with pytest.raises(gq.ClosedError):
+        acc.apply_grad([0], [[1.0, 2.0]])
+
+
 def test_closed_tells_and_what_was_declared_can_still_be_read(acc):
     assert not acc.closed
     acc.close()

@@ -11,13 +11,15 @@ import os, sys
 import gradquorum as gq
 acc = gq.SparseConditionalAccumulator("float32", (5, 1), engine=sys.argv[1], shared_name="s")
 acc.apply_grad([0], [[1.0]])
+group = gq.SparseConditionalAccumulator("float32", expected_workers=1, max_per_worker=1)
+worker = gq.SyncReplicas(group, 1, num_workers=1, update=print).worker(0)
 future = acc.submit_take(2)
 child = os.fork()
 if child == 0:
     status = 0
     calls = [lambda: acc.apply_grad([0], [[1.0]]), lambda: acc.take_grad(1, timeout=0), acc.num_accumulated,
              lambda: acc.set_global_step(3), lambda: acc.submit_take(1), acc.publish, acc.discard,
-             lambda: acc.wait_published(1, timeout=0)]
+             lambda: acc.wait_published(1, timeout=0), lambda: list(worker)]
     for number, call in enumerate(calls):
         try:
             call()

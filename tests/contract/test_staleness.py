@@ -14,6 +14,7 @@ from tests.support import (
     apply,
     assert_rows,
     assert_same_bits,
+    available_engines,
     column,
     failing_merges,
     only_local,
@@ -80,6 +81,7 @@ def test_policies_are_equal_if_they_say_the_same_and_do_not_change():
     assert Weighted() == Weighted("inverse") != Weighted("exponential")
     assert Weighted("exponential") != Weighted("exponential", decay=0.25)
     assert Weighted(math.exp) == Weighted(math.exp) != Weighted(math.log)
+    assert Weighted(np.str_("inverse")) == Weighted("inverse")
     assert Defer() == Defer() != Window(0)
     assert len({Window(2), Window(2), Defer(), Defer()}) == 2
     with pytest.raises(AttributeError, match="does not change"):
@@ -249,6 +251,7 @@ def test_weighted_gives_the_bits_of_strict_as_long_as_nobody_is_late(make, dtype
     np.testing.assert_array_equal(strict.counts, weighted.counts)
 
 
+@pytest.mark.skipif("native" not in available_engines(), reason="needs both engines")
 @pytest.mark.parametrize("compact", [True, False])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64"])
 @pytest.mark.parametrize("reduction", ["MEAN", "SUM", "MEAN_BY_COUNT", "MEAN_BY_WEIGHT"])
@@ -304,6 +307,37 @@ def test_error_of_the_function_reaches_the_caller_and_nothing_has_changed(make):
     acc = at_step(make.sparse(staleness=Weighted(lambda lag: 1 / 0)), 1)
     with unchanged(acc), pytest.raises(ZeroDivisionError):
         late(acc, [0], [1.0], 1)
+
+
+@only_where_functions_are
+def test_function_is_not_asked_beyond_its_max_lag(make):
+    acc = at_step(make.sparse(staleness=Weighted([1, 0.5].__getitem__, max_lag=1)), 4)
+    assert [late(acc, [0], [1.0], lag).status.name for lag in (1, 2, 3)] == ["ACCEPTED", "STALE", "STALE"]
+
+
+@only_where_functions_are
+def test_retry_is_a_duplicate_whatever_the_function_says_of_its_lag(make):
+    acc = at_step(make.sparse(staleness=Weighted({1: 0.5}.__getitem__)), 1)
+    assert late(acc, [0], [1.0], 1, worker="a", sequence=0)
+    acc.set_global_step(50)
+    again = apply(acc, [0], [1.0], local_step=0, worker="a", sequence=0)
+    assert (again.status, again.first_status) == (ApplyStatus.DUPLICATE, ApplyStatus.ACCEPTED)
+    with unchanged(acc), pytest.raises(KeyError):
+        apply(acc, [0], [1.0], local_step=0, worker="a", sequence=1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "status"),
+    [("strict", "STALE"), (Window(2**63 - 1), "STALE"), (Weighted(), "ACCEPTED"), (Defer(), "DEFERRED")],
+    ids=repr,
+)
+def test_any_two_steps_of_int64_make_a_lag(make, policy, status):
+    acc = at_step(make.sparse("float64", staleness=policy), 2**63 - 1)
+    receipt = apply(acc, [0], [1.0], local_step=-(2**63), worker="a", sequence=0)
+    assert (receipt.status.name, receipt.lag) == (status, 2**64 - 1)
+    restored = make.sparse("float64", staleness=policy)
+    restored.load_state_dict(acc.state_dict())
+    assert restored.num_accumulated() == acc.num_accumulated() == (status == "ACCEPTED")
 
 
 @only_where_functions_are

@@ -86,6 +86,7 @@ def test_signatures_are_the_specified_ones():
         ("", {}, "got ''"),
         ("all-", {}, "'all' or 'all-b' with a number b, got 'all-'"),
         ("all-x", {}, "got 'all-x'"),
+        ("all-" + "9" * 5000, {}, "with a number b, got 'all-999"),
         ("all--1", {}, "got 'all--1'"),
         ("All", {}, "got 'All'"),
         ("all-3", {}, "expected to spare fewer than num_workers=3"),

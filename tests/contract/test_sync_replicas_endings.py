@@ -77,6 +77,26 @@ def test_exception_of_the_update_is_raised_and_nothing_is_published(make):
         assert (acc.global_step, acc.published_step) == (1, 0)
 
 
+@pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt])
+def test_a_worker_that_exits_has_left_and_the_chief_goes_on(make, end):
+    acc = make_acc(make, 2)
+    with gq.SyncReplicas(acc, "all", num_workers=2, update=ignore) as sync:
+        apply_and_leave(sync, 0)
+        with pytest.raises(end), sync.worker(1):
+            raise end
+        assert sync.run(None, timeout=TIMEOUT) == 1
+
+
+def test_exception_of_a_worker_is_raised_also_by_a_run_without_a_number(make):
+    acc = make_acc(make, 2)
+    with gq.SyncReplicas(acc, 2, num_workers=2, update=ignore) as sync:
+        apply_and_leave(sync, 0)
+        with pytest.raises(ZeroDivisionError), sync.worker(1):
+            raise ZeroDivisionError
+        with pytest.raises(ZeroDivisionError):
+            sync.run(None, timeout=TIMEOUT)
+
+
 def test_a_closed_error_of_the_users_own_is_raised_and_not_taken_for_the_end(make):
     acc, other = make_acc(make, 1), make.sparse("float32")
     other.close()

@@ -1,5 +1,6 @@
 """`SyncReplicas`: who is late, who leaves, who comes back."""
 
+import logging
 import threading
 
 import numpy as np
@@ -304,9 +305,29 @@ def test_run_without_a_number_ends_when_all_have_left(make, run_thread):
     assert counts == [3, 2, 1]
 
 
-def test_run_with_a_number_says_when_all_have_left(make):
-    acc = make_acc(make, 1)
-    with gq.SyncReplicas(acc, "all", num_workers=1, update=ignore) as sync:
-        sync.worker(0).leave()
-        with pytest.raises(gq.UnavailableError, match="left: 0"):
+def test_run_without_a_number_returns_its_rounds_when_too_few_are_left_for_another_one(make, caplog):
+    acc = make_acc(make, 3)
+    with gq.SyncReplicas(acc, 2, num_workers=3, update=ignore) as sync, caplog.at_level(logging.INFO, "gradquorum"):
+        staying = sync.worker(2)
+        apply_and_leave(sync, 0)
+        apply_and_leave(sync, 1)
+        assert sync.run(None, timeout=TIMEOUT) == 1
+        staying.begin()
+        assert staying.apply(one(2))
+        assert sync.run(None, timeout=TIMEOUT) == 0
+        assert acc.num_accumulated() == 1
+        with pytest.raises(gq.UnavailableError, match="left: 0, 1"):
             sync.run(1, timeout=TIMEOUT)
+    assert "run: ended after 1 rounds: num_required=2: 1 of 3 workers live, 2 gradients needed" in caplog.text
+
+
+@pytest.mark.parametrize("rule", ["all", "all-1", "all-2"])
+def test_run_with_a_number_says_when_all_have_left(make, rule):
+    acc = make_acc(make, 3)
+    with gq.SyncReplicas(acc, rule, num_workers=3, update=ignore) as sync:
+        for index in range(3):
+            sync.worker(index).leave()
+        words = f"^num_required='{rule}': 0 of 3 workers live, 1 gradients needed .0 are here.; left: 0, 1, 2$"
+        with pytest.raises(gq.UnavailableError, match=words) as caught:
+            sync.run(1, timeout=TIMEOUT)
+    assert (caught.value.live, caught.value.needed, caught.value.left) == (0, 1, (0, 1, 2))

@@ -29,8 +29,9 @@ def _ids(step):
 class TensorFlowGraphs:
     """One graph of placeholders for each configuration: building one takes longer than running a program."""
 
-    def __init__(self, tensorflow):
+    def __init__(self, tensorflow, classes=None):
         self._tf = tensorflow
+        self._classes = classes or tensorflow.compat.v1
         self._graphs = {}
 
     def adapter(self, program):
@@ -42,7 +43,8 @@ class TensorFlowGraphs:
 
     def _build(self, program):
         v1 = self._tf.compat.v1
-        kind = v1.SparseConditionalAccumulator if program.kind == "sparse" else v1.ConditionalAccumulator
+        classes = self._classes
+        kind = classes.SparseConditionalAccumulator if program.kind == "sparse" else classes.ConditionalAccumulator
         with v1.Graph().as_default() as graph:
             acc = kind(program.dtype, shape=program.shape, reduction_type=program.reduction)
             ids, grad_shape, local_step, new_step = (v1.placeholder("int64") for _ in range(4))

@@ -1,17 +1,20 @@
 """A server with a folder: what comes back after its end, and after a crash at any moment."""
 
 import logging
+import os
 import pickle
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 import gradquorum as gq
+from gradquorum.checkpoint import read_checkpoint
 from gradquorum.targets.process import checkpoints
 from tests.support import TIMEOUT, GatedMerges, accept, apply, assert_rows, available_engines, wait_until
 
@@ -40,13 +43,18 @@ def serving(folder, every=LATE):
 @contextmanager
 def after_a_crash_now(folder):
     """A server of what would be in the folder if the server were killed at this moment."""
-    copy = folder.with_name("copy")
-    shutil.copytree(folder, copy)
+    copy = copied(folder, "copy")
     try:
         with serving(copy) as server:
             yield server
     finally:
         shutil.rmtree(copy)
+
+
+def copied(folder, name):
+    """Copy what a crash would leave at this moment, but for files half written: the saving thread may rename one now."""
+    copy = folder.with_name(name)
+    return shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("*.gradquorum.tmp"))
 
 
 def files(folder):
@@ -72,6 +80,15 @@ def test_round_comes_back_when_the_first_client_brings_its_spec(folder):
         assert apply(acc, [2], [1.0], worker="a", sequence=5).status is DUPLICATE
         assert_rows(acc.take_grad(1), [2], [1.0])
         assert_rows(acc.take_grad(1), [2], [7.0])
+
+
+def test_round_with_the_largest_lag_comes_back(folder):
+    with serving(folder) as server:
+        acc = sparse(server, staleness=gq.Weighted())
+        acc.set_global_step(2**63 - 1)
+        assert apply(acc, [0], [1.0], local_step=-(2**63), worker="a", sequence=0).lag == 2**64 - 1
+    with serving(folder) as server:
+        assert sparse(server, staleness=gq.Weighted()).num_accumulated() == 1
 
 
 def test_group_comes_back(folder):
@@ -225,9 +242,9 @@ def test_round_on_its_way_comes_again_whole_and_alone_with_its_step(folder, run_
         with GatedMerges(engine) as merges:
             take = run_thread(acc.take_grad, 1)
             assert merges.begun.wait(TIMEOUT)
-            shutil.copytree(folder, folder.with_name("then"))
+            then = copied(folder, "then")
         assert take.result().step == 6
-    with serving(folder.with_name("then")) as server, caplog.at_level(logging.WARNING, "gradquorum"):
+    with serving(then) as server, caplog.at_level(logging.WARNING, "gradquorum"):
         again = sparse(server)
         assert "may have arrived" in caplog.text
         accept(again, [0], [5.0], worker="b", sequence=0)
@@ -315,7 +332,7 @@ def test_pickled_handle_comes_back_but_a_name_alone_does_not(folder, tmp_path):
         assert gq.attach("emb", server).num_accumulated() == 1
 
 
-@pytest.mark.parametrize("change", ["other spec", "truncated", "no checkpoint", "folder"])
+@pytest.mark.parametrize("change", ["other spec", "truncated", "no checkpoint", "folder", "pipe"])
 def test_file_that_does_not_fit_is_an_error_to_that_client_and_stays(folder, change):
     with serving(folder) as server:
         accept(sparse(server), [0], [1.0])
@@ -327,6 +344,9 @@ def test_file_that_does_not_fit_is_an_error_to_that_client_and_stays(folder, cha
     elif change == "folder":
         file.unlink()
         file.mkdir()
+    elif change == "pipe":
+        file.unlink()
+        os.mkfifo(file)  # to open it the usual way would wait until somebody writes to it
     before = file.read_bytes() if file.is_file() else None
     with serving(folder) as server:
         shape = (11, 1) if change == "other spec" else (10, 1)
@@ -337,6 +357,49 @@ def test_file_that_does_not_fit_is_an_error_to_that_client_and_stays(folder, cha
                 assert error.match(r"expected one of .*11.* got one of .*10")
         sparse(server, "another")
     assert (file.read_bytes() if file.is_file() else None) == before
+
+
+def test_others_are_served_while_a_round_is_restored_which_is_made_once(folder, monkeypatch, run_thread):
+    with serving(folder) as server:
+        accept(sparse(server), [0], [1.0])
+    begun, may_go_on, read = threading.Event(), threading.Event(), []
+
+    def read_slowly(path):
+        read.append(path)
+        begun.set()
+        assert may_go_on.wait(TIMEOUT)
+        return read_checkpoint(path)
+
+    monkeypatch.setattr(checkpoints, "read_checkpoint", read_slowly)
+    with serving(folder) as server:
+        calls = [run_thread(sparse, server)]
+        assert begun.wait(TIMEOUT)
+        calls += [run_thread(sparse, server) for _ in range(2)]
+        accept(sparse(server, "another"), [0], [1.0])
+        may_go_on.set()
+        assert [call.result().num_accumulated() for call in calls] == [1, 1, 1]
+    assert len(read) == 1
+
+
+def test_server_that_is_closed_while_it_restores_a_round_leaves_its_file_as_it_was(folder, monkeypatch, run_thread):
+    with serving(folder) as server:
+        accept(sparse(server), [0], [1.0])
+    before = (folder / "emb.safetensors").read_bytes()
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def read_slowly(path):
+        begun.set()
+        assert may_go_on.wait(TIMEOUT)
+        return read_checkpoint(path)
+
+    monkeypatch.setattr(checkpoints, "read_checkpoint", read_slowly)
+    with serving(folder) as server:
+        call = run_thread(server.accumulator, "float32", (10, 1), "emb")
+        assert begun.wait(TIMEOUT)
+        server.close()
+        may_go_on.set()
+        assert isinstance(call.error(), gq.ClosedError)
+    assert (folder / "emb.safetensors").read_bytes() == before
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc/passwd", "ж\0", "\ud800", "a%2Fb", "x" * 200])
@@ -352,11 +415,11 @@ def test_any_name_makes_a_file_in_the_folder(folder, name):
 
 def test_name_that_makes_no_file_name_is_refused(folder):
     with serving(folder) as server:
-        for name in ("x" * 220, "ж" * 100):
+        for name in ("x" * 244, "ж" * 41):
             with pytest.raises(gq.InvalidArgumentError, match="file name of at most"):
                 sparse(server, name)
-        accept(sparse(server, "x" * 218), [0], [1.0])
-    assert files(folder) == ["x" * 218 + ".safetensors"]
+        accept(sparse(server, "x" * 243), [0], [1.0])
+    assert files(folder) == ["x" * 243 + ".safetensors"]
 
 
 def test_two_servers_do_not_share_a_folder(folder):
@@ -372,8 +435,11 @@ def test_folder_that_cannot_be_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(gq.InvalidArgumentError, match="checkpoint: expected a directory"):
         gq.Server(tmp_path / "server", checkpoint=tmp_path / "file")
-    with pytest.raises(gq.InvalidArgumentError, match="checkpoint: expected the path"):
-        gq.Server(tmp_path / "server", checkpoint=3)
+    with pytest.raises(gq.InvalidArgumentError, match="checkpoint: expected a directory"):
+        gq.Server(tmp_path / "server", checkpoint="\0")
+    for what in (3, "", b"kept"):
+        with pytest.raises(gq.InvalidArgumentError, match="checkpoint: expected the path"):
+            gq.Server(tmp_path / "server", checkpoint=what)
     for every in (-1, float("nan"), float("inf"), None, "1", True):
         with pytest.raises(gq.InvalidArgumentError, match="checkpoint_every: expected"):
             gq.Server(tmp_path / "server", checkpoint=tmp_path / "kept", checkpoint_every=every)
@@ -382,10 +448,10 @@ def test_folder_that_cannot_be_is_refused(tmp_path):
 
 def test_half_written_files_of_a_killed_server_are_removed_and_others_stay(folder):
     folder.mkdir()
-    for name in (f".emb.safetensors.{'0a' * 8}.tmp", ".emb.safetensors.tmp", "notes.txt"):
+    for name in (f".{'0a' * 8}.gradquorum.tmp", ".emb.gradquorum.tmp", "notes.txt"):
         (folder / name).write_text("")
     with serving(folder):
-        assert files(folder) == [".emb.safetensors.tmp", "notes.txt"]
+        assert files(folder) == [".emb.gradquorum.tmp", "notes.txt"]
 
 
 @pytest.mark.parametrize("worker", ["\ud800", 10**5000], ids=["surrogate", "5001 digits"])
@@ -455,7 +521,7 @@ def test_last_save_that_fails_is_raised_by_close_which_closes_all_the_same(folde
 
 def test_missing_safetensors_is_said_at_once(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(gq.GradQuorumError, match=r"gradquorum\[checkpoint\]"):
+    with pytest.raises(gq.GradQuorumError, match="pip install safetensors"):
         gq.Server(checkpoint=folder)
 
 

@@ -14,7 +14,7 @@ from benchmarks.bench_process import be_idle_clients
 from gradquorum.targets.process import client
 from tests.process import children
 from tests.process.running import exit_code, hear, kill, start, start_connected
-from tests.support import TIMEOUT, accept, assert_rows, num_blocked, wait_for_waiters, wait_until
+from tests.support import STRICT_PYTHON, TIMEOUT, accept, assert_rows, num_blocked, wait_for_waiters, wait_until
 
 SOON = 5.0
 """Seconds: far less than the 30 after which a silent server counts as dead; a death is seen at once."""
@@ -256,12 +256,14 @@ server = gq.Server()
 acc = gq.SparseConditionalAccumulator("float32", (5, 1), "forked", target=server.address)
 mine = server.accumulator("float32", (5, 1), "forked")
 acc.apply_grad([0], [[1.0]])
+group = gq.SparseConditionalAccumulator("float32", target=server.address, expected_workers=1, max_per_worker=1)
+worker = gq.SyncReplicas(group, 1, num_workers=1, update=print).worker(0)
 child = os.fork()
 if child == 0:
     status = 0
     calls = [lambda: acc.apply_grad([0], [[1.0]]), lambda: acc.take_grad(1, timeout=0), acc.num_accumulated,
              lambda: acc.submit_take(1), acc.publish, acc.discard, lambda: acc.wait_published(1, timeout=0),
-             mine.num_accumulated]
+             mine.num_accumulated, lambda: list(worker)]
     for number, call in enumerate(calls):
         try:
             call()
@@ -295,6 +297,7 @@ def test_max_bytes_of_a_server_refuses_what_does_not_fit_and_loses_nothing(tmp_p
                 accept(acc, np.arange(1000), ROWS)
                 count += 1
         assert 1 <= count < 10
+        assert server.held_bytes <= 100_000  # with the block that the last one was copied from
         with pytest.raises(gq.ResourceExhaustedError):
             other.apply_grad(np.arange(1000), ROWS)
         assert acc.num_accumulated() == count
@@ -318,7 +321,7 @@ def test_blocked_apply_waits_until_a_take_makes_room(server, run_thread):
 
 
 def serve(address, *options):
-    command = [sys.executable, "-m", "gradquorum", "serve", "--address", str(address), *options]
+    command = [*STRICT_PYTHON, "-m", "gradquorum", "serve", "--address", str(address), *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert "listening" in process.stdout.readline()
     return process

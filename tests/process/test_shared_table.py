@@ -347,3 +347,8 @@ def test_consistent_table_is_read_as_one_version_not_row_by_row():
         np.asarray(table, copy=False)
     assert np.asarray(table, np.float64).dtype == np.float64
     assert repr(table) == "<ConsistentTable float32 (3, 2): version 0>"
+
+
+def test_shape_with_a_negative_size_expect_which_and_nothing_that_is_not_allowed():
+    with pytest.raises(gq.InvalidArgumentError, match=r"^shape\[1\]: expected a size of 0 or more; got -2$"):
+        gq.shared_table((4, -2), "float32")

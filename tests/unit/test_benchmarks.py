@@ -12,7 +12,7 @@ from benchmarks import bench_shapes, docs
 from benchmarks.bench_shapes import FLOORS, LEND_CASES, Measured, floors_of, moves_of_copyto
 from benchmarks.cases import CASES, Case
 from benchmarks.measure import Timing, interleave, ratios
-from benchmarks.report import Floor, floors_summary, floors_table
+from benchmarks.report import Floor, Report, floors_summary, floors_table
 from benchmarks.rivals import TENSORFLOW
 
 
@@ -131,6 +131,23 @@ def test_replace_between_marks_expect_only_what_is_between_them_new():
 def test_replace_between_marks_when_they_are_not_there_expect_error(text):
     with pytest.raises(ValueError, match=r"x\.md: expected one line"):
         docs.replace_between_marks(text, "new", "x.md")
+
+
+def test_figures_expect_a_short_table_in_the_readme_and_every_floor_in_the_page():
+    floors = [
+        Floor("one-row apply", 5.0, 4.0, at_least=False),
+        Floor("mid: TF op / ours", 5.0, 10.0),
+        Floor("mid: best other (x) / ours, lending", 5.0, 3.0),
+        Floor("tiny: TF op / ours", 50.0, 20.0),
+    ]
+    readme = docs.figures_of_readme("Run.", floors)
+    assert "| mid: TF op / ours |" in readme
+    assert "SHORT" in readme
+    assert not any(what in readme for what in ("one-row", "lending", "tiny"))
+    assert "2 of 4 floors are met" in readme
+    page = docs.figures_of_page("Run.", {"round": Report("Rounds", ["text"])}, floors)
+    assert all(floor.what in page for floor in floors)
+    assert page.index("### Floors") < page.index("### Rounds\n\ntext")
 
 
 def test_pages_expect_marks_for_the_figures():

@@ -15,7 +15,7 @@ FLOATING = ["float16", ml_dtypes.bfloat16, "float32", "float64", "complex64", "c
 def gradient(values, dtype="float32"):
     values = np.asarray(values, dtype)
     counts = np.ones(len(values), np.int64)
-    return gq.SparseGradient(np.arange(len(values)), values, (-1, *values.shape[1:]), 1, 0, counts)
+    return gq.SparseGradient(np.arange(len(values)), values, np.array([-1, *values.shape[1:]]), 1, 0, counts)
 
 
 def group_gradient(**members):
@@ -160,6 +160,12 @@ def test_clip_to_zero_gives_zeros():
     assert not gradient([[3.0], [4.0]]).clip_by_norm(0).values.any()
     assert not gradient([[3.0], [4.0]]).clip_rows_by_norm(0).values.any()
     assert not gradient([[0.0]]).clip_by_norm(0).values.any()
+
+
+def test_bound_beyond_all_floats_clips_nothing():
+    before = gradient([[3e38], [1.0]])
+    for after in (before.clip_by_norm(10**400), before.clip_rows_by_norm(10**400)):
+        assert after.values.tobytes() == before.values.tobytes()
 
 
 def test_clip_returns_a_new_gradient_that_shares_nothing_and_leaves_the_old_one():

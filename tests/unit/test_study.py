@@ -47,7 +47,7 @@ def curves_that_take(times, num_seeds=3):
 
 def test_study_trains_each_regime_under_each_kind_of_stragglers(examples):
     seen = []
-    curves = run_study(examples, SHORT, seen.append)
+    curves = run_study(examples, replace(SHORT, seconds=1.0), seen.append)  # long for the slowest machine
     assert seen == curves
     found = [(curve.stragglers, curve.regime) for curve in curves]
     assert found == list(itertools.product(("none", "tail"), ("all 3", "2 of 3", "async")))
@@ -61,6 +61,11 @@ def test_study_trains_each_regime_under_each_kind_of_stragglers(examples):
     assert by_regime["all 3"].lag == by_regime["2 of 3"].lag == 0
     assert by_regime["all 3"].gradients[-1] == 3 * by_regime["all 3"].steps
     assert by_regime["async"].stale == 0
+
+
+def test_study_whose_time_is_over_at_once_has_the_beginning_and_no_steps(examples):
+    curves = run_study(examples, replace(SHORT, seconds=1e-9))
+    assert [(curve.gradients, curve.steps) for curve in curves] == [([0], 0)] * 6
 
 
 def test_study_when_a_worker_fails_raises_it_and_leaves_no_thread(examples, monkeypatch):
@@ -165,7 +170,7 @@ def test_study_prints_tables_and_verdicts_and_writes_all_it_found(text, tmp_path
 def test_study_without_matplotlib_says_what_to_install(text, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert study(text, "--study", str(tmp_path)) == 0
-    assert "no plots: matplotlib is missing: pip install 'gradquorum[report]'" in capsys.readouterr().out
+    assert "no plots: matplotlib is missing: pip install matplotlib" in capsys.readouterr().out
     assert (tmp_path / "study.json").exists()
     assert not (tmp_path / "study.svg").exists()
 
@@ -179,6 +184,11 @@ def test_study_plots_both_formats(tmp_path):
     plot(paths, curves, settings)
     assert "<svg" in paths[0].read_text()
     assert paths[1].read_bytes().startswith(b"\x89PNG")
+
+
+def test_seeds_without_a_study_are_refused(text, capsys):
+    assert main(["demo", "--text", str(text), "--seeds", "2"]) == 2
+    assert "'--seeds': only a study has several: give --study too" in capsys.readouterr().err
 
 
 def test_study_without_a_folder_writes_to_one_of_its_own_name(text, tmp_path, capsys, monkeypatch):

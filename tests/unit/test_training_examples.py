@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import gradquorum as gq
+from tests.support import STRICT_PYTHON
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "matrix_factorisation.py"
 FORMS = [[], ["--processes"]] if "Server" in gq.__all__ and sys.platform == "linux" else [[]]
@@ -15,7 +16,7 @@ FORMS = [[], ["--processes"]] if "Server" in gq.__all__ and sys.platform == "lin
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: " ".join(form) or "threads")
 def test_matrix_factorisation_goes_on_when_a_worker_is_gone_half_way(form):
-    done = subprocess.run([sys.executable, str(EXAMPLE), *form], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([*STRICT_PYTHON, str(EXAMPLE), *form], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
     found = re.findall(r"^(.*): error (\d+\.\d+), (\d) workers$", done.stdout, re.MULTILINE)
     assert [text for text, _, _ in found] == ["at first", "half-way, without the last worker", "at the end"]
@@ -30,7 +31,5 @@ def test_example_of_the_documentation_does_what_it_says():
     text = (EXAMPLE.parents[1] / "docs" / "training.md").read_text(encoding="utf-8")
     code = re.search(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[1]
     check = "\nassert np.abs(table[:4]).max() < 0.01 < table[4].min()\nassert abs(bias + 1).max() < 0.01\n"
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code + check], capture_output=True, text=True, timeout=100
-    )
+    done = subprocess.run([*STRICT_PYTHON, "-c", code + check], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout, done.stderr) == (0, "100 rounds\n", "")

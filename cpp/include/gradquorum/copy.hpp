@@ -19,7 +19,7 @@ inline constexpr std::size_t stream_bytes = std::size_t{1} << 22;
 /// From this many bytes on, work on a result is spread over threads.
 inline constexpr std::size_t spread_bytes = std::size_t{1} << 20;
 /// From this many bytes on, copying a gradient is: the other cores are those of other workers.
-inline constexpr std::size_t spread_copy_bytes = std::size_t{1} << 23;
+inline constexpr std::size_t spread_copy_bytes = std::size_t{1} << 22;
 
 /// Copies, and if asked looks for infinities and NaN; true if there is none.
 inline bool copy_values(const Spec& spec, const unsigned char* from, unsigned char* to, std::size_t bytes, bool check) {

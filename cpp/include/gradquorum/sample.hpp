@@ -26,7 +26,7 @@ struct IdSample {
   Buffer hashes;                      ///< uint64 [size], distinct.
 
   /// Blocks of fewer rows have no sample.
-  static constexpr std::size_t from_rows = 4096;
+  static constexpr std::size_t from_rows = 2048;
 
   /// Samples distinct ids. Throws std::bad_alloc.
   static IdSample of(const std::int64_t* ids, std::size_t count) {
@@ -91,7 +91,7 @@ class DistinctSample {
   }
 
  private:
-  static constexpr std::size_t table_size = 8192;
+  static constexpr std::size_t table_size = 4096;
 
   void clear() {
     std::memset(table_.bytes(), 0, table_.size());

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -50,6 +51,25 @@ class [[maybe_unused]] FloatModes {
 #endif
 };
 
+/// Waits up to 20 us for what another thread is about to do, without sleeping: it may take longer to be woken.
+/// Returns whether it was done in time.
+template <class Done>
+bool spin_until(Done&& done) {
+  constexpr std::chrono::microseconds longest{20};
+  const auto begin = std::chrono::steady_clock::now();
+  do {
+    for (int i = 0; i < 16; ++i) {
+      if (done()) return true;
+#if defined(__x86_64__)
+      _mm_pause();
+#elif defined(__aarch64__)
+      __asm__ volatile("isb");
+#endif
+    }
+  } while (std::chrono::steady_clock::now() - begin < longest);
+  return false;
+}
+
 /// Runs the pieces of jobs on the callers' threads and on helpers started on demand.
 class ThreadPool {
  public:
@@ -84,7 +104,7 @@ class ThreadPool {
     std::atomic<bool> failed{false};        ///< A piece has thrown; atomic.
     std::exception_ptr error;               // Guarded by: the pool's mutex_ while helpers run
     std::size_t joined = 0;                 // Guarded by: the pool's mutex_
-    std::size_t active = 0;                 // Guarded by: the pool's mutex_
+    std::atomic<std::size_t> active{0};     ///< Helpers at work; changed with the pool's mutex_ held.
     std::condition_variable idle;           ///< Signalled when active falls to 0.
     Job* link = nullptr;                    // Guarded by: the pool's mutex_
   };
@@ -155,6 +175,7 @@ class ThreadPool {
         grow(job.helpers);
         job.link = jobs_;
         jobs_ = &job;
+        posted_.fetch_add(1, std::memory_order_relaxed);
       }
     }
     if (job.helpers == 1) wake_.notify_one();
@@ -166,6 +187,11 @@ class ThreadPool {
         *place = job.link;
         break;
       }
+    }
+    if (job.active != 0) {
+      lock.unlock();
+      spin_until([&job] { return job.active.load(std::memory_order_relaxed) == 0; });
+      lock.lock();
     }
     job.idle.wait(lock, [&job] { return job.active == 0; });
     if (error && !job.error) job.error = error;
@@ -204,6 +230,10 @@ class ThreadPool {
       if (error && !job->error) job->error = std::move(error);
       error = nullptr;
       if (--job->active == 0) job->idle.notify_all();  // Under the lock: the job dies right after.
+      const std::size_t posted = posted_.load(std::memory_order_relaxed);
+      lock.unlock();
+      spin_until([this, posted] { return posted_.load(std::memory_order_relaxed) != posted; });  // Merges have two.
+      lock.lock();
     }
   }
 
@@ -222,6 +252,7 @@ class ThreadPool {
   std::mutex mutex_;                  ///< Held for a few steps only, never during a piece.
   std::condition_variable wake_;      ///< A job came, or the pool stops.
   Job* jobs_ = nullptr;               // Guarded by: mutex_
+  std::atomic<std::size_t> posted_{0};  ///< Jobs that came so far; changed with mutex_ held.
   bool stopped_ = false;              // Guarded by: mutex_
   std::vector<std::thread> helpers_;  // Guarded by: mutex_
   ThreadPool* previous_ = nullptr;    ///< Next of the abandoned ones; only a forked child touches it.

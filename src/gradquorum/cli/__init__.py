@@ -1,6 +1,6 @@
 """The `gradquorum` command: `gradquorum demo`, and more commands as they come.
 
-Only this package imports click and rich (`pip install 'gradquorum[cli]'`); the library does without them.
+Only this package imports click and rich (extra `cli`); the library does without them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _run(words: list[str]) -> int:
         package = (error.name or "").partition(".")[0]
         if package not in {"click", "rich"}:
             raise
-        print(f"gradquorum: {package} is missing: pip install 'gradquorum[cli]'", file=sys.stderr)
+        print(f"gradquorum: {package} is missing: pip install click rich", file=sys.stderr)
         return 1
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a text's words may be foreign to this terminal

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import cast
 
 import click
+from click.core import ParameterSource
 
 import gradquorum as gq
 from gradquorum.cli.corpus import MAX_BYTES, Corpus, TextError, python_documentation, read_text
@@ -82,7 +83,9 @@ NUM_NEIGHBOURS = 6
     help="Instead, train under three regimes with and without stragglers (one gradient in ten takes --straggler MS, "
     f"{STUDY_STRAGGLER} if not given, longer), --compare SECONDS each; write study.json and plots to DIR (study).",
 )
-@click.option("--seeds", type=click.IntRange(1, 100), default=3, show_default=True, help="Of a study, from --seed on.")
+@click.option(
+    "--seeds", type=click.IntRange(1, 100), default=3, show_default=True, help="Of a --study, from --seed on."
+)
 def demo(
     *,
     workers: int | None,
@@ -117,6 +120,8 @@ def demo(
         raise click.BadParameter(
             "a study compares regimes of threads: give --workers instead", param_hint="'--processes'"
         )
+    if study is None and click.get_current_context().get_parameter_source("seeds") is not ParameterSource.DEFAULT:
+        raise click.BadParameter("only a study has several: give --study too, or --seed", param_hint="'--seeds'")
     num_workers = processes or workers or 4
     if required is not None and required > num_workers:
         option = "--workers" if processes is None else "--processes"

@@ -20,7 +20,8 @@ _EVERY_SECONDS = 30.0
     type=click.Path(path_type=Path),
     required=True,
     metavar="PATH",
-    help="The Unix socket to make; clients give it as target=.",
+    help="The Unix socket to make, in a folder made for this user if it is not there; clients give its absolute path, "
+    "as printed, as target=.",
 )
 @click.option(
     "--authkey-file",
@@ -37,7 +38,7 @@ _EVERY_SECONDS = 30.0
 )
 @click.option(
     "--every",
-    type=click.FloatRange(0, threading.TIMEOUT_MAX),
+    type=click.FloatRange(0),
     metavar="S",
     help="Seconds after which a changed round is saved [default: 30]; 0 saves each change before it is answered.",
 )

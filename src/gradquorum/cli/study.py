@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -164,16 +164,18 @@ class Trial:
                 for gradients in self._group.rounds(1):
                     self._update(gradients)
             else:
-                sync = gq.SyncReplicas(self._group, self._regime.required, num_workers=workers, update=self._update)
-                futures = [pool.submit(self._work, sync, index) for index in range(workers)]
-                sync.run(None)
+                futures = []
+                with suppress(gq.ClosedError):  # the time is over before it has begun
+                    sync = gq.SyncReplicas(self._group, self._regime.required, num_workers=workers, update=self._update)
+                    futures = [pool.submit(self._work, sync, index) for index in range(workers)]
+                    sync.run(None)
         for future in futures:
             future.result()
         return self._finish()
 
     def _work(self, sync: gq.SyncReplicas, index: int) -> None:
         """Begin, compute, apply, with a quorum."""
-        with sync.worker(index) as worker:
+        with suppress(gq.ClosedError), sync.worker(index) as worker:
             for (batch, delay), _ in zip(self._tasks(index), worker, strict=False):
                 gradients = self._vectors.gradients(batch)
                 if self._over.wait(delay):
@@ -183,7 +185,7 @@ class Trial:
 
     def _work_asynchronously(self, index: int) -> None:
         """The same without waiting for anybody: no gradient is too old."""
-        try:
+        with suppress(gq.ClosedError):  # the time is over
             for batch, delay in self._tasks(index):
                 step = self._group.published_step
                 gradients = self._vectors.gradients(batch)
@@ -191,8 +193,6 @@ class Trial:
                     return
                 receipt = self._group.apply(gradients, local_step=None, worker=index)
                 self._account(index, receipt.step - step, used=True)
-        except gq.ClosedError:
-            pass  # the time is over
 
     def _tasks(self, index: int) -> Iterator[tuple[Batch, float]]:
         """Yield batches, and how long their gradients take: the same in each regime."""

@@ -59,5 +59,5 @@ def make_study(examples: Examples, settings: StudySettings, folder: Path, report
         plot([folder / "study.svg", folder / "study.png"], curves, settings)
         written += ["study.svg", "study.png"]
     except ModuleNotFoundError:
-        report.line("no plots: matplotlib is missing: pip install 'gradquorum[report]'")
+        report.line("no plots: matplotlib is missing: pip install matplotlib")
     report.line(f"written to {click.format_filename(folder)}: {', '.join(written)}")

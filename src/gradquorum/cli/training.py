@@ -218,6 +218,9 @@ class Training:
         with self._executor() as executor, self._closed_after(seconds) as begin:
             workers = [self._start(executor, index) for index in range(self._settings.workers)]
             start = begin()
+            # A pool of processes lists whom it watches when it is woken, perhaps before the last one is in the list:
+            # a death of that one would pass unseen. Now that all are there, this wakes it.
+            executor.submit(bool)
             for gradients in self._group.rounds(self._settings.required):  # each turn is a step, published at its end
                 self._update(gradients)
                 self._account(gradients, progress)

@@ -94,7 +94,10 @@ class SparseParts(NamedTuple):
                 or not ((parts.rows[:, 0] > 0) & (parts.rows[:, 0] <= late_counts)).all()
             ):
                 raise InvalidArgumentError("late: expected weights above 0 of rows that are there")
-        return cls(indices, rows, counts, _weight(arrays), parts, "is_late" in arrays)
+        is_late = "is_late" in arrays
+        if is_late and _array(arrays, "is_late", np.uint8, ndim=1, size=1)[0] != 1:
+            raise InvalidArgumentError("is_late: expected 1, or no such array")
+        return cls(indices, rows, counts, _weight(arrays), parts, is_late)
 
 
 class DenseParts(NamedTuple):

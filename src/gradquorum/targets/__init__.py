@@ -11,7 +11,8 @@ from gradquorum.specs import RoundSpec
 from gradquorum.targets.interface import PRIVATE, AbstractTarget, Merged, Terms
 from gradquorum.targets.local import attach_local, open_local
 
-__all__ = ["AbstractTarget", "Merged", "Terms", "attach_target", "open_shared", "open_target", "set_default"]
+__all__ = ["AbstractTarget", "Merged", "Terms", "attach_target", "default_target"]
+__all__ += ["open_shared", "open_target", "set_default"]
 
 _default: str | None = None
 """What `target=None` means: a server's address, or None for this process."""
@@ -21,6 +22,11 @@ def set_default(address: str | None) -> None:
     """Let `target=None` mean a server, or with None this process."""
     global _default
     _default = address
+
+
+def default_target() -> str | None:
+    """Return what `target=None` means: a server's address, or None for this process."""
+    return _default
 
 
 def open_target(spec: RoundSpec, shared_name: str | None, target: object) -> AbstractTarget:
@@ -83,7 +89,9 @@ def open_shared(target: object, shared_name: str | None, spec: RoundSpec | None,
     server = sys.modules.get("gradquorum.targets.process.server")
     if server is not None and isinstance(target, server.Server):
         return target.open(spec, shared_name)
+    is_name = isinstance(target, str) and target
+    hint = f" (for a socket in this folder write {os.path.join(os.curdir, str(target))!r})" if is_name else ""
     raise InvalidArgumentError(
         f"target: expected None, 'local', 'ray', a gradquorum.ray.Target or the address of a server, a path with a "
-        f"{os.sep!r} in it; got {target!r}"
+        f"{os.sep!r} in it{hint}; got {target!r}"
     )

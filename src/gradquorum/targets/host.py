@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gradquorum.arrays import MAX_INT64
 from gradquorum.dtypes import real_dtype, round_weight
-from gradquorum.engine import AbstractEngine, ReducerSpec, get_engine
+from gradquorum.engine import AbstractEngine, ReducerSpec, get_engine, trim_memory
 from gradquorum.engine.weighing import weighing_dense_reducer, weighing_sparse_reducer
 from gradquorum.errors import InvalidArgumentError, ResourceExhaustedError, no_memory
 from gradquorum.membership import sort_workers, worker_key
@@ -23,7 +23,7 @@ from gradquorum.targets.interface import Merged, Terms
 from gradquorum.validation import CheckedGradient, CheckedSparse, check_row_shape
 from gradquorum.waiters import Deadline, Handle
 
-__all__ = ["RoundHost", "make_reducers"]
+__all__ = ["RoundHost", "make_reducers", "plainest"]
 
 _COMPACT_FROM_BYTES = 1 << 20
 _SPARSE_GROWTH = 2.5
@@ -57,11 +57,13 @@ class RoundHost:
             self._weight_dtypes = [real_dtype(reducer.accumulate_dtype) for reducer in self._reducer_specs]
         only_dense = all(isinstance(member, DenseSpec) for member in self._specs)
         self._growth = 1.0 if only_dense else _SPARSE_GROWTH  # dense members keep one running sum
+        """The log is merged when it is so many times as large as its distinct rows."""
+        self._trims = False
         self._by_worker = options.order == "worker"
-        self._compacts = options.compact and not self._by_worker
+        self._compacts = options.compacts
         self._check_finite = options.on_nonfinite != "keep"
         self._refuses_nonfinite = options.on_nonfinite == "raise"
-        self._plain_block, self._row_shape, self._num_table_rows = self._plainest()
+        self._plain_block, self._row_shape, self._num_table_rows = plainest(spec, self._reducers[0])
         self.coroutines: set[Any] = set()
         """The takes that coroutines wait for, in case their event loop is closed under them."""
         self.round = Round(
@@ -74,16 +76,9 @@ class RoundHost:
             staleness=self._policy,
         )
 
-    def _plainest(self) -> tuple[Callable[..., Any] | None, tuple[int, ...] | None, int]:
-        """Return what `apply_plain` needs: how to make a block, the row shape (None for any), the rows of the table."""
-        spec = self._specs[0]
-        rows, *row_shape = spec.shape or (None,)
-        if len(self._specs) > 1 or isinstance(spec, DenseSpec) or (spec.shape and None in row_shape):
-            return None, None, 0
-        if self._policy.weighs:  # what a block weighs depends on the step
-            return None, None, 0
-        known = tuple(size for size in row_shape if size is not None)
-        return self._reducers[0].plain_block, known if spec.shape else None, MAX_INT64 if rows is None else rows
+    def hold_little(self, growth: float) -> None:
+        """Merge the log earlier, and keep no freed memory for reuse when it was. To be called before any apply."""
+        self._growth, self._trims = growth, True
 
     # Applies
 
@@ -170,7 +165,7 @@ class RoundHost:
                 self.round.wait_for_room(handle, contribution.num_bytes, deadline)
 
     def _contribution(self, gradients: CheckedGradient, terms: Terms, lag: int = 0) -> Contribution:
-        lateness = self._policy.weight(lag) if lag else 1.0
+        lateness = self._lateness(terms, lag) if lag else 1.0
         blocks: list[Any] = []
         num_bytes, finite, lent, vanishes = 0, True, False, False
         for i, (reducer, gradient) in enumerate(zip(self._reducers, gradients, strict=True)):
@@ -191,6 +186,17 @@ class RoundHost:
         if isinstance(contribution, WeighedContribution):
             contribution.lag, contribution.vanishes = lag, vanishes
         return contribution
+
+    def _lateness(self, terms: Terms, lag: int) -> float:
+        """Return the weight of a late gradient; any number for one that will be dropped, as it has none."""
+        if lag > self._policy.max_lag:
+            return 1.0
+        try:
+            return self._policy.weight(lag)
+        except Exception:
+            if not self.round.was_judged(terms.worker, terms.sequence):
+                raise
+            return 1.0
 
     def _raise_late_error(self, gradients: CheckedGradient, local_step: int | None) -> None:
         for member, gradient in enumerate(gradients):
@@ -238,6 +244,9 @@ class RoundHost:
             if merged is None:
                 return freed
             freed = True
+            if self._trims:
+                del prefix, merged
+                trim_memory()
 
     def _merged_prefix(self, prefix: Prefix, growth: float) -> tuple[Contribution | None, float]:
         contributions = prefix.contributions
@@ -333,6 +342,22 @@ def _reducer(engine: AbstractEngine, member: SparseSpec | DenseSpec, spec: Reduc
     if isinstance(member, SparseSpec):
         return weighing_sparse_reducer(engine, spec) if weighs else engine.sparse_reducer(spec)
     return weighing_dense_reducer(engine, spec) if weighs else engine.dense_reducer(spec)
+
+
+def plainest(spec: RoundSpec, reducer: Any) -> tuple[Callable[..., Any] | None, tuple[int, ...] | None, int]:
+    """Return what a shortcut for the plainest gradients needs, the reducer being that of the first member.
+
+    That is how to make a block (None if the round is not of the kind), the row shape (None for any), and the rows of
+    the table.
+    """
+    member, *others = spec.members.values()
+    rows, *row_shape = member.shape or (None,)
+    if others or isinstance(member, DenseSpec) or (member.shape and None in row_shape):
+        return None, None, 0
+    if spec.policy.weighs:  # what a block weighs depends on the step
+        return None, None, 0
+    known = tuple(size for size in row_shape if size is not None)
+    return reducer.plain_block, known if member.shape else None, MAX_INT64 if rows is None else rows
 
 
 def _worker_order(contribution: Contribution) -> tuple[tuple[bool, int, str], bool, int]:

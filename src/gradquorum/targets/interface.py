@@ -108,6 +108,10 @@ class AbstractTarget(ABC):
     @abstractmethod
     def last_sequence(self, worker: int | str) -> int: ...
 
+    @abstractmethod
+    def num_accepted(self, worker: int | str) -> int:
+        """Return how many gradients of a worker the open round holds."""
+
     @property
     @abstractmethod
     def num_workers(self) -> int: ...

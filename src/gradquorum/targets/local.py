@@ -87,7 +87,8 @@ def attach_local(shared_name: str) -> tuple[LocalTarget, RoundSpec]:
         handle = None if host is None else host.round.open()
         if host is None or handle is None:
             raise InvalidArgumentError(
-                f"shared_name {shared_name!r}: expected one that is in use, and this process has no such round"
+                f"shared_name {shared_name!r}: expected one that is in use, and this process has no such round. "
+                "Is it in a server? Give target=, its address, or call gradquorum.connect first"
             )
         return _attach(host, handle), host.spec
 
@@ -115,6 +116,10 @@ class LocalTarget(AbstractTarget):
                 "one; make one here, or start the child with the 'spawn' method"
             )
         return self._host.round
+
+    def hold_little(self, growth: float) -> None:
+        """Let memory count more than time: see `RoundHost.hold_little`. To be called before any apply."""
+        self._host.hold_little(growth)
 
     # Applies
 
@@ -246,6 +251,9 @@ class LocalTarget(AbstractTarget):
 
     def last_sequence(self, worker: int | str) -> int:
         return self._round.last_sequence(self._handle, worker)
+
+    def num_accepted(self, worker: int | str) -> int:
+        return self._round.num_accepted(self._handle, worker)
 
     @property
     def num_workers(self) -> int:

@@ -13,6 +13,9 @@ __all__ = ["Requirement", "check_membership", "check_requirement"]
 
 R = TypeVar("R")
 
+_MAX_DIGITS = 18
+"""Of a number of workers."""
+
 
 class Requirement(NamedTuple):
     """The declared rule.
@@ -35,7 +38,10 @@ class Requirement(NamedTuple):
             UnavailableError: the workers that are left cannot do it.
         """
         if self.fixed is not None:
-            return take(self.fixed, seconds)
+            try:
+                return take(self.fixed, seconds)
+            except UnavailableError as error:
+                raise self._out_of_reach(error, group) from None
         while True:
             number = self.num_workers
             while group.num_workers < self.num_workers:  # some have not joined, or have left: which, the round knows
@@ -46,13 +52,28 @@ class Requirement(NamedTuple):
                 except UnavailableError as error:
                     number = min(number - 1, _at_most(error, group))
                     if number < 1:
-                        raise
+                        raise self._out_of_reach(error, group) from None
             try:
                 return take(max(number - self.spare, 1), seconds)
             except UnavailableError as error:
                 if error.live is None:
                     raise
                 # Somebody has left just now.
+
+    def _out_of_reach(self, error: UnavailableError, group: AbstractAccumulator[Any]) -> UnavailableError:
+        """Return an error that names the rule and what it needs, not what a single take asked for."""
+        if error.live is None:  # not the workers are missing, but the server
+            return error
+        rule, needed = (
+            (self.fixed, self.fixed) if self.fixed is not None else (f"all-{self.spare}" if self.spare else "all", 1)
+        )
+        return UnavailableError(
+            f"num_required={rule!r}: {error.live} of {self.num_workers} workers live, {needed} gradients needed "
+            f"({group.num_accumulated()} are here); left: {', '.join(map(repr, error.left)) or 'nobody'}",
+            live=error.live,
+            needed=needed,
+            left=error.left,
+        )
 
 
 def _at_most(error: UnavailableError, group: AbstractAccumulator[Any]) -> int:
@@ -70,9 +91,10 @@ def check_requirement(num_required: Any, num_workers: int, max_per_worker: int) 
     """
     if isinstance(num_required, str):
         rule, _, spare = num_required.partition("-")
-        if rule != "all" or not (spare.isdecimal() if "-" in num_required else not spare):
+        is_number = spare.isdecimal() and len(spare) <= _MAX_DIGITS
+        if rule != "all" or not (is_number if "-" in num_required else not spare):
             raise InvalidArgumentError(
-                f"num_required: expected a number, 'all' or 'all-b' with a number b, got {num_required!r}"
+                f"num_required: expected a number, 'all' or 'all-b' with a number b, got {num_required[:80]!r}"
             )
         if max_per_worker != 1:
             raise InvalidArgumentError(

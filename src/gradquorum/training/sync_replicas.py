@@ -138,12 +138,13 @@ class SyncReplicas:
         self._group: AbstractAccumulator[Any] = group
         self._update: AbstractUpdate | None = None if update is None else make_update(group, update, params)
         self._running = threading.Lock()
-        self._failures: list[tuple[int, BaseException]] = []
+        self._failures: list[tuple[int, Exception]] = []
         """Of workers in this process, the first first. Appended to by any thread."""
         self._heard: list[int] = []
-        """For each worker the last sequence judged before the current step was published. Guarded by _running."""
+        """For each worker the last sequence judged before `_heard_step` was published. Guarded by _running."""
+        self._heard_step = 0
         if self._update is not None:
-            self._heard = self._last_sequences()
+            self._heard, self._heard_step = self._last_sequences(), group.global_step
 
     # Workers
 
@@ -164,7 +165,7 @@ class SyncReplicas:
             raise InvalidArgumentError(f"worker: expected 0 to {self._num_workers - 1}, got {number}")
         return ReplicaWorker(self._group, number, self._max_per_worker, self._on_failure)
 
-    def _on_failure(self, worker: int, error: BaseException) -> None:
+    def _on_failure(self, worker: int, error: Exception) -> None:
         self._failures.append((worker, error))
 
     # The chief
@@ -172,11 +173,12 @@ class SyncReplicas:
     def run(self, rounds: int | None, *, timeout: float | None = None) -> int:
         """Make rounds: wait for what is required, update, publish the next step.
 
-        First, the current step is published if it has not been: the parameters as they are now are its parameters.
+        First, the current step is published if it has not been: the parameters as they are now are its parameters. So
+        it is where the step was lowered, or an older state loaded, since the last run: workers go on from there.
         It does not close the training: workers wait for a next `run` until `close`, or the end of the ``with`` block.
 
         Args:
-            rounds: how many; None for as many as there are workers for.
+            rounds: how many; None for as many as there are workers for: until the rest cannot make another one.
             timeout: seconds to wait for each round, 0 or more; None waits without end. Who has waited for 60 seconds
                 logs who is missing, and again every 10 minutes.
 
@@ -186,10 +188,11 @@ class SyncReplicas:
         Raises:
             DeadlineExceededError: what is required did not come in time. It says who has not been heard from, `have`,
                 `need`, and how many came too late. Nothing has changed, and `run` can be called again.
-            UnavailableError: the workers that are left cannot do it, and it says who has left (with `rounds` None, only
-                while some are left). Nothing has changed.
+            UnavailableError: the workers that are left cannot do it, and it says who has left; or the server is gone.
+                With `rounds` None only the latter. Nothing has changed.
             Exception: what a worker in this process failed with, when the round at hand has ended or within a tenth of
-                a second; or what `update` raised: the round was its, and the next step has not been published.
+                a second (who ends by `SystemExit` or `KeyboardInterrupt` has not failed, but left); or what `update`
+                raised: the round was its, and the next step has not been published.
             InvalidArgumentError: an argument cannot be, another `run` is at work, or there is no `update`.
             ClosedError: the training is closed.
 
@@ -215,13 +218,14 @@ class SyncReplicas:
                     made += 1
                     del gradient  # its memory is the next one's
                     with _until_closed():
-                        self._heard = self._last_sequences()
+                        self._heard, self._heard_step = self._last_sequences(), step + 1
                         self._group.publish(step + 1)
             except _Closed:
                 pass
             except UnavailableError as error:
-                if rounds is not None or error.live != 0:
+                if rounds is not None or error.live is None:  # no workers are missing, but the server
                     raise
+                _logger.info("run: ended after %d rounds: %s", made, error)
             self._raise_failure()
             return made
 
@@ -237,7 +241,7 @@ class SyncReplicas:
     def _publish_current(self) -> None:
         """Publish the step of the parameters as they are, unless a round is still to be applied to them."""
         step = self._group.global_step
-        if self._group.published_step < step and not self._group.num_undelivered:
+        if self._group.published_step != step and not self._group.num_undelivered:
             self._group.publish(step)
 
     def _wait(self, timeout: float | None) -> tuple[Any, int]:
@@ -270,8 +274,10 @@ class SyncReplicas:
     def _late(self, error: DeadlineExceededError, how_long: str) -> DeadlineExceededError:
         """Return an error that says whom the chief waits for."""
         with _until_closed():
-            before, now = self._heard, self._last_sequences()
-        missing = tuple(worker for worker in range(self._num_workers) if now[worker] == before[worker])
+            now = self._last_sequences()
+            before = self._heard if error.step == self._heard_step else now  # the step may have been set
+            here = [self._group._target.num_accepted(worker) for worker in range(self._num_workers)]
+        missing = tuple(w for w in range(self._num_workers) if not here[w] and now[w] <= before[w])
         names = ", ".join(map(str, missing)) or "nobody"
         return DeadlineExceededError(
             f"run: have {error.have}, need {error.need} ({self._declared!r} of {self._num_workers}) at step "

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
 from gradquorum.accumulators import SparseConditionalAccumulator
-from gradquorum.errors import CancelledError, ClosedError
+from gradquorum.errors import CancelledError, ClosedError, DeadlineExceededError
 from gradquorum.groups import AccumulatorGroup
 from gradquorum.handle import AbstractAccumulator
 from gradquorum.receipts import ApplyReceipt, ApplyStatus
+from gradquorum.terms import check_timeout
+from gradquorum.waiters import Deadline
 
 __all__ = ["ReplicaWorker"]
+
+_LOOK_SECONDS = 0.5
+"""How long a worker waits for a step before it looks whether the round has gone back."""
 
 
 class ReplicaWorker:
     """A worker of a `SyncReplicas`. It belongs to one thread; use it in a ``with`` block, whose end lets it leave.
 
     The ``with`` block also ends without an exception when the training was closed under it. Any other exception is
-    raised as usual, and by `SyncReplicas.run` as well if that is in the same process.
+    raised as usual, and an `Exception` by `SyncReplicas.run` as well if that is in the same process. With others, such
+    as `SystemExit` and `KeyboardInterrupt`, nothing has failed: the worker has left.
 
     Example:
         See `SyncReplicas`.
@@ -31,7 +38,7 @@ class ReplicaWorker:
         group: AbstractAccumulator[Any],
         worker: int,
         max_per_worker: int,
-        report: Callable[[int, BaseException], None],
+        report: Callable[[int, Exception], None],
     ) -> None:
         self._group = group
         self._worker: Any = group.worker(worker)  # type: ignore[attr-defined]  # every leaf of the class has it
@@ -43,6 +50,7 @@ class ReplicaWorker:
         self._wait_for: int | None = None
         """The step to wait for before the next gradient; None to begin at once."""
         self._left = False
+        self._process = os.getpid()
         self._over = False
         """Whether the training was closed under this worker."""
 
@@ -62,7 +70,8 @@ class ReplicaWorker:
         """Wait until there are parameters to compute on, remember their step, and return it.
 
         After an accepted gradient (with `max_per_worker`, the last of them) that is the next step, after a stale one
-        the step that made it stale, and otherwise the published one at once.
+        the step that made it stale, and otherwise the published one at once. Twice a second a worker that waits looks
+        whether the round wants a gradient of it all the same, as after a `discard`, a lowered step or an older state.
 
         Args:
             timeout: seconds, 0 or more; None waits without end.
@@ -72,12 +81,34 @@ class ReplicaWorker:
             CancelledError: the training was closed meanwhile.
             ClosedError: it has been closed, or this worker has left.
         """
+        deadline = Deadline(check_timeout(timeout))
         with self._watch_for_the_end():
             if self._wait_for is not None:
-                self._group.wait_published(self._wait_for, timeout=timeout)
+                self._wait(self._wait_for, deadline)
                 self._wait_for = None
             step: int = self._worker.begin()
         return step
+
+    def _wait(self, step: int, deadline: Deadline) -> None:
+        """Wait until a step is published, or the round wants a gradient computed on the parameters that are out."""
+        while True:
+            try:
+                self._group.wait_published(step, timeout=deadline.left(_LOOK_SECONDS))
+                return
+            except DeadlineExceededError as error:
+                if self._is_wanted():
+                    return
+                if deadline.passed:
+                    raise DeadlineExceededError(
+                        f"begin: have {error.have}, need {step} after {deadline.timeout} s", have=error.have, need=step
+                    ) from None
+
+    def _is_wanted(self) -> bool:
+        group = self._group
+        if group._target.num_accepted(self.name) >= self._max_per_worker:
+            return False
+        step = group.global_step  # in this order: that of the round looked at, or a later one's
+        return group.published_step >= step
 
     def __iter__(self) -> Iterator[int]:
         """Begin again and again, and yield the step each time, until the training is closed."""
@@ -132,7 +163,9 @@ class ReplicaWorker:
                 self._applied_step, self._num_applied = step, 0
             self._num_applied += 1
             return step + 1 if self._num_applied >= self._max_per_worker else None
-        return step + 1 if status is ApplyStatus.REFUSED else None
+        if status is ApplyStatus.REFUSED:  # by the open round, or too late for it and by what is deferred
+            return step if receipt.lag > self._group._spec.policy.max_lag else step + 1
+        return None
 
     @contextlib.contextmanager
     def _watch_for_the_end(self) -> Iterator[None]:
@@ -140,7 +173,7 @@ class ReplicaWorker:
         try:
             yield
         except (CancelledError, ClosedError):
-            self._over = not self._left
+            self._over = not self._left and os.getpid() == self._process  # a forked child is told that it is one
             raise
 
     def leave(self) -> None:
@@ -156,7 +189,7 @@ class ReplicaWorker:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
         ended = self._over and isinstance(error, (CancelledError, ClosedError))
-        if error is not None and not ended:
+        if isinstance(error, Exception) and not ended:
             self._report(self.name, error)  # before leaving, which may wake the chief
         self.leave()
         return ended

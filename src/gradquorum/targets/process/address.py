@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import shlex
 import shutil
 import socket
 import stat
@@ -37,7 +38,8 @@ def check_key(authkey: bytes | None) -> None:
         InvalidArgumentError: it is none.
     """
     if authkey is not None and (not isinstance(authkey, bytes) or not authkey):
-        raise InvalidArgumentError("authkey: expected bytes, at least one, or None")
+        got = "b''" if authkey == b"" else type(authkey).__name__  # never the key itself
+        raise InvalidArgumentError(f"authkey: expected bytes, at least one, or None; got {got}")
 
 
 def know_key(path: str, key: bytes | None) -> None:
@@ -87,7 +89,7 @@ def _read_key(path: str) -> bytes:
         with open(path + _KEY_SUFFIX, "rb") as file:
             key = file.read(_MAX_KEY_BYTES)
     except OSError as error:
-        raise UnavailableError(f"no server at {path}, or not one for this user: {error}") from error
+        raise UnavailableError(f"no server at {path}, or not one for this user: {error}{_start_one(path)}") from error
     if not key:
         raise UnavailableError(f"the server at {path} was given a key: call gradquorum.connect(address, authkey) first")
     return key
@@ -114,13 +116,20 @@ def dial(path: str) -> socket.socket:
     except BaseException as error:
         sock.close()
         if isinstance(error, OSError):
-            raise UnavailableError(f"no server at {path}: {error}") from error
+            raise UnavailableError(f"no server at {path}: {error}{_start_one(path)}") from error
         raise
     return sock
 
 
+def _start_one(path: str) -> str:
+    return f"; start one: gradquorum serve --address {shlex.quote(path)}, or gradquorum.Server(...) in a program"
+
+
 class Address:
-    """The socket of one server, its key file, and its right to be there: a lock on the key file, for its lifetime."""
+    """The socket of one server, its key file, and its right to be there: a lock on the key file, for its lifetime.
+
+    The folder of the path is made, for this user only, if it is not there; it is left when the server ends.
+    """
 
     def __init__(self, address: str | os.PathLike[str] | None, authkey: bytes | None) -> None:
         check_key(authkey)
@@ -128,8 +137,10 @@ class Address:
         if address is None:
             self._directory = tempfile.mkdtemp(prefix="gradquorum-")
             address = os.path.join(self._directory, "server")
+        made: str | None = None
         try:
             self.path = as_path(address)
+            made = _make_folder(os.path.dirname(self.path))
             self._pid = os.getpid()
             self._lock = self._lock_key_file()
             try:
@@ -144,6 +155,9 @@ class Address:
                 raise
         except BaseException:
             self._remove_directory()
+            if made is not None:
+                with contextlib.suppress(OSError):  # somebody has put something there meanwhile
+                    os.rmdir(made)
             raise
         know_key(self.path, authkey)
 
@@ -153,7 +167,9 @@ class Address:
             try:
                 lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             except OSError as error:
-                raise InvalidArgumentError(f"address: expected a path where files can be made: {error}") from error
+                raise InvalidArgumentError(
+                    f"address: expected a path in a folder where files can be made: {error}; give another path"
+                ) from error
             try:
                 os.fchmod(lock, 0o600)
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -217,6 +233,20 @@ class Address:
     def _remove_directory(self) -> None:
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _make_folder(folder: str) -> str | None:
+    """Make the folder of an address, for this user only; return None if it is there already."""
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        return None
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"address: the folder {folder} is not there and cannot be made: {error.strerror}; make it first, with "
+            f"mkdir -p {shlex.quote(folder)}, or give another path"
+        ) from error
+    return folder
 
 
 def _unlink(path: str) -> None:

@@ -39,7 +39,7 @@ class BrokenChannel(Exception):
 class Channel:
     """One connection. One thread at a time receives; any may send."""
 
-    __slots__ = ("__weakref__", "_connection", "_lock", "_poll")
+    __slots__ = ("__weakref__", "_connection", "_descriptor", "_lock", "_poll")
 
     def __init__(self, sock: socket.socket, timeout: float | None = None) -> None:
         """Take over a connected socket.
@@ -53,6 +53,8 @@ class Channel:
             _set_timeout(sock, socket.SO_RCVTIMEO, timeout)
         _set_timeout(sock, socket.SO_SNDTIMEO, ANSWER_SECONDS)
         self._connection = connection.Connection(sock.detach())
+        self._descriptor = self._connection.fileno()
+        """-1 once it is closed: no system call takes it for another file's."""
         self._lock = threading.Lock()
         """Held while a message is sent, and while the descriptor is closed or borrowed."""
         self._poll: select.poll | None = None
@@ -83,7 +85,7 @@ class Channel:
         """
         try:
             with self._lock:
-                _write(self._connection.fileno(), frame(message))
+                _write(self._descriptor, frame(message))
                 if descriptor is not None:
                     reduction.send_handle(self._connection, descriptor, None)
         except OSError as error:
@@ -111,10 +113,9 @@ class Channel:
             BrokenChannel: the other side is gone or silent for too long, or the message is too long.
         """
         try:
-            descriptor = self._connection.fileno()
-            (length,) = _LENGTH.unpack(_read(descriptor, _LENGTH.size))
+            (length,) = _LENGTH.unpack(_read(self._descriptor, _LENGTH.size))
             if 0 <= length <= max_bytes:
-                return _read(descriptor, length)
+                return _read(self._descriptor, length)
         except (EOFError, OSError) as error:
             raise BrokenChannel(_words(error)) from error
         raise BrokenChannel(f"a message is too long: {length} bytes")
@@ -182,10 +183,12 @@ class Channel:
     def close(self) -> None:
         """Close the descriptor. No other thread may be receiving."""
         with self._lock:
+            self._descriptor = -1
             self._connection.close()
 
     def forget(self) -> None:
         """Close the descriptor in a forked child, where locks may be held for ever."""
+        self._descriptor = -1
         with contextlib.suppress(OSError):
             self._connection.close()
 

@@ -9,11 +9,10 @@ import contextlib
 import fcntl
 import logging
 import os
-import re
 import threading
 from urllib.parse import quote
 
-from gradquorum.checkpoint import read_checkpoint, sync_folder, write_checkpoint
+from gradquorum.checkpoint import HALF_WRITTEN, read_checkpoint, sync_folder, write_checkpoint
 from gradquorum.errors import GradQuorumError, InvalidArgumentError
 from gradquorum.targets.host import RoundHost
 from gradquorum.targets.interface import PRIVATE
@@ -22,9 +21,8 @@ from gradquorum.waiters import Handle
 __all__ = ["Checkpoints", "RoundFile"]
 
 _SUFFIX = ".safetensors"
-_MAX_NAME_BYTES = 230
-"""Linux allows 255, of which a file that is being written beside it takes some."""
-_HALF_WRITTEN = re.compile(r"\..*\.safetensors\.[0-9a-f]{16}\.tmp", re.DOTALL)
+_MAX_NAME_BYTES = 255
+"""What Linux allows."""
 
 _logger = logging.getLogger("gradquorum")
 
@@ -33,22 +31,22 @@ class Checkpoints:
     """The folder of one server, which has it to itself. Nothing here changes after `__init__`."""
 
     def __init__(self, directory: str | os.PathLike[str], every: float) -> None:
-        self._directory = os.path.abspath(os.fspath(directory))
+        self._directory = os.path.abspath(os.fsdecode(directory))
         self.every = every
         """Seconds between saves; 0 saves whatever changes before the client hears of it."""
         try:
             import safetensors  # noqa: F401 - better now than when there is something to save
         except ImportError as error:
-            raise GradQuorumError("checkpoint: needs safetensors: pip install 'gradquorum[checkpoint]'") from error
+            raise GradQuorumError("checkpoint: needs safetensors: pip install safetensors") from error
         try:
             os.makedirs(self._directory, mode=0o700, exist_ok=True)
             self._lock = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a NUL in it
             raise InvalidArgumentError(f"checkpoint: expected a directory that can be made or read: {error}") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for name in os.listdir(self._directory):
-                if _HALF_WRITTEN.fullmatch(name):  # of a server that was killed
+                if HALF_WRITTEN.fullmatch(name):  # of a server that was killed
                     os.unlink(os.path.join(self._directory, name))
         except BaseException as error:
             os.close(self._lock)

@@ -20,8 +20,10 @@ __all__ = ["Blocks"]
 class _Reader(weakref.ref[Any]):
     """Watches the array through which a block is read."""
 
-    __slots__ = ("number",)
+    __slots__ = ("is_lent", "number")
     number: int
+    is_lent: bool
+    """Whether a round holds what is read, instead of a copy of it."""
 
 
 class Blocks:
@@ -67,9 +69,15 @@ class Blocks:
                 raise ValueError("no such block to offer")
             memory = as_bytes(mapping)
             reader = _Reader(memory, self._dead.append)
-            reader.number = number
+            reader.number, reader.is_lent = number, False
             self._readers[number] = reader
             return memory
+
+    def mark_lent(self, number: int) -> None:
+        """Record that a round holds what is read from a block, if it still does."""
+        with self._lock:
+            if number in self._readers:
+                self._readers[number].is_lent = True
 
     def take_back(self, number: int) -> NDArray[np.uint8]:
         """Return a copy of a block, which the client can change no more. The block itself is no more.
@@ -115,7 +123,7 @@ class Blocks:
 
     @property
     def lent_bytes(self) -> int:
-        """The bytes of the blocks that are read. May be called from any thread."""
+        """The bytes of the blocks that rounds hold. May be called from any thread."""
         with self._lock:
-            arrays = [reader() for reader in self._readers.values()]
+            arrays = [reader() for reader in self._readers.values() if reader.is_lent]
         return sum(array.nbytes for array in arrays if array is not None)

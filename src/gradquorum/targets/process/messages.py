@@ -209,7 +209,7 @@ class WaitPublished(_Message, tag=14):
 
 
 class Member(_Message, tag=15):
-    """A worker joins, leaves, or asks for its last sequence."""
+    """A worker joins, leaves, or asks for its last sequence or how many of its gradients the open round holds."""
 
     handle: Size
     what: Annotated[str, Meta(max_length=32)]
@@ -269,7 +269,8 @@ class Judged(_Message, tag=35):
 
     status: Annotated[int, Meta(ge=0, le=15)]
     step: Int64
-    lag: Size
+    lag: Annotated[int, Meta(ge=0)]
+    """Between two steps of int64: below 2**64, as all that msgpack can say."""
     num_accumulated: Size
     first_status: Annotated[int, Meta(ge=0, le=15)] | None
     freed: Ids

@@ -17,9 +17,11 @@ from gradquorum.specs import DenseSpec, SparseSpec
 from gradquorum.targets.process.messages import Part, from_text, to_text
 from gradquorum.validation import CheckedGradient, CheckedSparse
 
-__all__ = ["arrays_of", "gradient_parts", "late_error_of", "result_parts", "write"]
+__all__ = ["are_lent", "arrays_of", "gradient_parts", "late_error_of", "result_parts", "write"]
 
 _ALIGNMENT = 64
+_LEND_FROM_BYTES = 1 << 17
+"""Smaller gradients are copied: a block costs descriptors and pages, and is free again at once."""
 _INT64 = np.dtype(np.int64)
 
 Spec = SparseSpec | DenseSpec
@@ -30,13 +32,25 @@ def _aligned(end: int) -> int:
     return -(-end // _ALIGNMENT) * _ALIGNMENT
 
 
-def _forms(specs: Sequence[Spec], parts: Sequence[Part], counts: bool) -> list[tuple[tuple[int, ...], Any]]:
-    """Return shape and dtype of each array.
+def arrays_of(
+    memory: NDArray[np.uint8], specs: Sequence[Spec], parts: Sequence[Part], *, counts: bool = False
+) -> list[NDArray[Any]]:
+    """Return the arrays that lie in some memory, as views of it.
 
     Raises:
-        ValueError: the parts are not those of such members.
+        ValueError: they do not fit into it, or the parts are not those of such members.
     """
-    forms: list[tuple[tuple[int, ...], Any]] = []
+    arrays: list[NDArray[Any]] = []
+    end, room = 0, len(memory)
+
+    def add(shape: tuple[int, ...], dtype: Any) -> None:
+        nonlocal end
+        start = _aligned(end)
+        end = start + math.prod(shape) * dtype.itemsize  # Python's integers do not overflow
+        if end > room:
+            raise ValueError("the arrays do not fit into their memory")
+        arrays.append(np.ndarray(shape, dtype, memory, start))
+
     for spec, part in zip(specs, parts, strict=True):
         rows, shape = part.num_rows, part.shape
         if isinstance(spec, SparseSpec) is (rows is None):
@@ -44,31 +58,12 @@ def _forms(specs: Sequence[Spec], parts: Sequence[Part], counts: bool) -> list[t
         if shape is None or part.late_error is not None:
             continue
         if rows is None:
-            forms.append((shape, spec.dtype))
+            add(shape, spec.dtype)
             continue
-        forms.append(((rows,), _INT64))
-        forms.append(((rows, *shape), spec.dtype))
+        add((rows,), _INT64)
+        add((rows, *shape), spec.dtype)
         if counts:
-            forms.append(((rows,), _INT64))
-    return forms
-
-
-def arrays_of(
-    memory: NDArray[np.uint8], specs: Sequence[Spec], parts: Sequence[Part], *, counts: bool = False
-) -> list[NDArray[Any]]:
-    """Return the arrays that lie in some memory, as views of it.
-
-    Raises:
-        ValueError: they do not fit into it.
-    """
-    arrays: list[NDArray[Any]] = []
-    end = 0
-    for shape, dtype in _forms(specs, parts, counts):
-        start = _aligned(end)
-        end = start + math.prod(shape) * dtype.itemsize  # Python's integers do not overflow
-        if end > len(memory):
-            raise ValueError("the arrays do not fit into their memory")
-        arrays.append(np.ndarray(shape, dtype, memory, start))
+            add((rows,), _INT64)
     return arrays
 
 
@@ -111,6 +106,11 @@ def gradient_parts(
             if there and gradient.value is not None:
                 arrays.append(gradient.value)
     return tuple(parts), arrays, _num_bytes(arrays)
+
+
+def are_lent(arrays: Iterable[NDArray[Any]]) -> bool:
+    """Return whether the server, if it can, lends a gradient of such arrays to its round instead of copying it."""
+    return sum([array.nbytes for array in arrays]) >= _LEND_FROM_BYTES
 
 
 def late_error_of(part: Part) -> str | None:

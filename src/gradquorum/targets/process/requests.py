@@ -25,7 +25,7 @@ from gradquorum.targets.interface import Terms
 from gradquorum.targets.process import messages as m
 from gradquorum.targets.process.channel import HEARTBEAT_SECONDS, BrokenChannel
 from gradquorum.targets.process.hosted import HostedRound
-from gradquorum.targets.process.parts import arrays_of, late_error_of
+from gradquorum.targets.process.parts import are_lent, arrays_of, late_error_of
 from gradquorum.targets.process.receipts import to_judged
 from gradquorum.targets.process.specs import from_spec, to_spec
 from gradquorum.targets.process.states import pack, unpack
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ANSWERS"]
 
-_LEND_FROM_BYTES = 1 << 17
-"""Smaller gradients are copied: a block costs descriptors and pages, and is free again at once."""
 _MAX_LENT = 8
 """So many blocks of one connection may be lent to rounds; further gradients are copied."""
 _LOOK_FOR_ROOM_SECONDS = 0.05
@@ -143,7 +141,9 @@ def _wait_for_room(link: Link, hosted: HostedRound, handle: Handle, num_bytes: i
 
 
 def _apply(link: Link, message: m.Apply) -> m.Judged:
-    receipt = _judge(link, message)  # what it read has died by now
+    receipt = _judge(link, message)  # what it read has died by now, unless it is lent
+    if receipt.lent and message.block is not None:
+        link.blocks.mark_lent(message.block)
     return to_judged(receipt, link.blocks.freed(), link.blocks.reclaimed())
 
 
@@ -158,11 +158,11 @@ def _judge(link: Link, message: m.Apply) -> ApplyReceipt:
         m.check(math.isfinite(rounded) and rounded > 0, "expected a finite weight above 0")
     if message.block is not None:
         memory = link.blocks.read(message.block)
-        lend = memory.nbytes >= _LEND_FROM_BYTES and link.blocks.num_in_use <= _MAX_LENT
     else:
-        memory, lend = np.frombuffer(message.inline or b"", np.uint8), False
-    terms = Terms(message.local_step, worker, message.sequence, message.weight, lend, message.timeout)
+        memory = np.frombuffer(message.inline or b"", np.uint8)
     arrays = arrays_of(memory, hosted.members, message.parts)
+    lend = message.block is not None and are_lent(arrays) and link.blocks.num_in_use <= _MAX_LENT
+    terms = Terms(message.local_step, worker, message.sequence, message.weight, lend, message.timeout)
     if (
         hosted.is_plain
         and arrays
@@ -231,7 +231,7 @@ def _sparse(spec: SparseSpec, where: str, indices: Any, values: Any) -> CheckedS
 def _take(link: Link, message: m.Take) -> Any:
     hosted, handle = link.session.get(message.handle)
     m.check(message.num_required > 0, "num_required must be positive")
-    m.check(not (message.exact and hosted.spec.options.compact), "exact=True: expected compact=False")
+    m.check(not (message.exact and hosted.spec.options.compact), "exact=True: expected compact=False, got True")
     return link.taking.take(hosted, handle, message)
 
 
@@ -305,7 +305,9 @@ def _member(link: Link, message: m.Member) -> m.Number:
     if message.what == "leave":
         link.session.leave(hosted, worker)
         return m.Number(0)
-    m.check(message.what == "last_sequence", "expected 'join', 'leave' or 'last_sequence'")
+    if message.what == "num_accepted":
+        return m.Number(hosted.round.num_accepted(handle, worker))
+    m.check(message.what == "last_sequence", "expected 'join', 'leave', 'last_sequence' or 'num_accepted'")
     return m.Number(hosted.round.last_sequence(handle, worker))
 
 

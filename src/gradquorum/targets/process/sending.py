@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,15 +12,16 @@ from gradquorum.engine import ReducerSpec, get_engine
 from gradquorum.errors import no_memory
 from gradquorum.receipts import ApplyReceipt
 from gradquorum.specs import RoundSpec, SparseSpec
+from gradquorum.targets.host import plainest
 from gradquorum.targets.interface import Terms
 from gradquorum.targets.process import messages as m
 from gradquorum.targets.process.channel import BrokenChannel
 from gradquorum.targets.process.client import Client
 from gradquorum.targets.process.connection import Connection
 from gradquorum.targets.process.failures import to_error
-from gradquorum.targets.process.parts import gradient_parts, write
+from gradquorum.targets.process.parts import are_lent, gradient_parts, write
 from gradquorum.targets.process.receipts import to_receipt
-from gradquorum.validation import CheckedDense, CheckedGradient, CheckedSparse
+from gradquorum.validation import CheckedDense, CheckedGradient, CheckedSparse, plain_sparse
 
 __all__ = ["Sender"]
 
@@ -34,15 +35,19 @@ class Sender:
     def __init__(self, client: Client, handle: int, spec: RoundSpec) -> None:
         self._client = client
         self._handle = handle
-        self._members = tuple(spec.members.values())
         engine = get_engine(spec.options.engine)
         self._reducers = [
             engine.sparse_reducer(ReducerSpec(reducer.dtype, reducer.dtype, "SUM", reducer.num_threads))
             # What is added up in a wider dtype must not be rounded on its way: the server merges its repeats.
             if isinstance(member, SparseSpec) and reducer.dtype == reducer.accumulate_dtype
             else None
-            for member, reducer in zip(self._members, spec.reducer_specs(), strict=True)
+            for member, reducer in zip(spec.members.values(), spec.reducer_specs(), strict=True)
         ]
+        members = list(spec.members.values())
+        self._only = members[0] if len(members) == 1 and isinstance(members[0], SparseSpec) else None
+        self._plain_block: Callable[..., Any] | None = None
+        if self._only is not None and self._reducers[0] is not None:
+            self._plain_block, self._row_shape, self._num_table_rows = plainest(spec, self._reducers[0])
 
     def apply(self, gradients: CheckedGradient, terms: Terms) -> ApplyReceipt:
         """Offer a gradient. Nothing is lent: the caller may write to its arrays at once.
@@ -51,10 +56,39 @@ class Sender:
             GradQuorumError: what a local apply raises.
             UnavailableError: the server is gone.
         """
+        copied = not are_lent(gradient_parts(gradients)[1])
         try:
-            gradients = [self._merged(*one) for one in zip(self._reducers, gradients, strict=True)]
+            gradients = [_merged(*one, copied) for one in zip(self._reducers, gradients, strict=True)]
         except MemoryError as error:
             raise no_memory(error) from error
+        return self._send(gradients, terms)
+
+    def apply_plain(self, indices: Any, values: Any, terms: Terms) -> ApplyReceipt | None:
+        """Check and apply in one go; None, and nothing has happened, unless it is the plainest of gradients."""
+        try:
+            gradient = self._plain(indices, values)
+        except MemoryError as error:
+            raise no_memory(error) from error
+        return None if gradient is None else self._send((gradient,), terms)
+
+    def _plain(self, indices: Any, values: Any) -> CheckedSparse | CheckedDense | None:
+        if self._only is None:
+            return None
+        if self._plain_block is None:
+            return plain_sparse(self._only, indices, values)
+        if type(values) is not np.ndarray:
+            return None
+        row_shape = values.shape[1:] if self._row_shape is None else self._row_shape
+        # Where the ids ascend, this checks them in one pass and copies nothing else.
+        block = self._plain_block(indices, values, row_shape, self._num_table_rows, 1.0, True, False)
+        if block is None:
+            return None
+        gradient = CheckedSparse(indices, values, row_shape, borrowed=True)
+        if block.lent:
+            return gradient
+        return _merged(self._reducers[0], gradient, not are_lent((indices, values)))
+
+    def _send(self, gradients: CheckedGradient, terms: Terms) -> ApplyReceipt:
         parts, arrays, num_bytes = gradient_parts(gradients)
         connection = self._client.check_out()
         try:
@@ -68,17 +102,6 @@ class Sender:
         if type(reply) is m.Failure:
             raise to_error(reply)
         return to_receipt(reply)
-
-    def _merged(self, reducer: Any, gradient: CheckedSparse | CheckedDense) -> CheckedSparse | CheckedDense:
-        """Return a gradient with its ids ascending and each once, so that the server can lend it to the round."""
-        if reducer is None or gradient.row_shape is None or not isinstance(gradient, CheckedSparse):
-            return gradient
-        indices, values = gradient.indices, gradient.values
-        if len(indices) < 2 or bool((indices[1:] > indices[:-1]).all()):
-            return gradient
-        block = reducer.block(indices, values)
-        indices, values, _ = reducer.merge([block], gradient.row_shape, 1)
-        return gradient._replace(indices=indices, values=values)
 
     def _exchange(
         self,
@@ -130,6 +153,29 @@ class Sender:
         if type(reply) is m.Failure:
             return reply
         return connection.add_block(reply)
+
+
+def _merged(reducer: Any, gradient: CheckedSparse | CheckedDense, copied: bool) -> CheckedSparse | CheckedDense:
+    """Return a gradient whose ids are there once each and ascend, so that the server can lend it to the round.
+
+    Args:
+        reducer: None for a gradient that must stay as it is.
+        gradient: sparse or dense.
+        copied: whether the server will not lend it; it orders what it copies, so only repeats are merged.
+    """
+    if reducer is None or gradient.row_shape is None or not isinstance(gradient, CheckedSparse):
+        return gradient
+    indices, values = gradient.indices, gradient.values
+    if len(indices) < 2 or _ascend(indices) or (copied and _ascend(np.sort(indices))):
+        return gradient
+    block = reducer.block(indices, values)
+    indices, values, _ = reducer.merge([block], gradient.row_shape, 1)
+    return gradient._replace(indices=indices, values=values)
+
+
+def _ascend(ids: NDArray[np.int64]) -> bool:
+    """Return whether ids ascend without repeats."""
+    return bool((ids[1:] > ids[:-1]).all())
 
 
 def _rounded(num_bytes: int) -> int:

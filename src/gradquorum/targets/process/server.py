@@ -57,8 +57,8 @@ class Server:
     and its marks, until somebody attaches again and closes it, or the server is closed.
 
     Args:
-        address: path of the Unix socket; None for one in a new directory of its own. What a dead server left there
-            is replaced.
+        address: path of the Unix socket, in a folder that is made with mode 0700 if it is not there; None for a socket
+            in a new directory of its own. What a dead server left there is replaced.
         authkey: what clients must know, bytes; None makes a key and keeps it in a file of mode 0600 beside the socket,
             where every process of this user finds it.
         max_bytes: budget for shared memory and for what all rounds hold; None without one. What does not fit is
@@ -70,7 +70,8 @@ class Server:
             saves each change before the client hears of it. ``docs/processes.md`` says what that promises.
 
     Raises:
-        InvalidArgumentError: there is a living server at the address or with the folder, or an argument cannot be.
+        InvalidArgumentError: there is a living server at the address or with the folder, the folder of the address
+            cannot be made, or an argument cannot be.
         GradQuorumError: this is not Linux, or safetensors is not installed.
 
     Threads:
@@ -98,7 +99,7 @@ class Server:
             raise GradQuorumError(f"several processes need Linux, and this is {sys.platform}; use the local target")
         if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
             raise InvalidArgumentError(f"max_bytes: expected 1 or more, or None; got {max_bytes!r}")
-        if checkpoint is not None and not isinstance(checkpoint, (str, os.PathLike)):
+        if checkpoint is not None and not (isinstance(checkpoint, (str, os.PathLike)) and os.fspath(checkpoint)):
             raise InvalidArgumentError(f"checkpoint: expected the path of a folder, or None; got {checkpoint!r}")
         if type(checkpoint_every) not in (int, float) or not 0 <= checkpoint_every <= threading.TIMEOUT_MAX:
             raise InvalidArgumentError(f"checkpoint_every: expected seconds, 0 or more; got {checkpoint_every!r}")
@@ -241,7 +242,7 @@ class Server:
 
     @property
     def held_bytes(self) -> int:
-        """Shared memory, and what the rounds hold outside of it."""
+        """Shared memory, and what the rounds hold outside of it. What is being lent may count twice."""
         lent = sum(link.blocks.lent_bytes for link in self._snapshot())
         return self.memory.num_bytes + max(sum(hosted.held_bytes for hosted in self.rounds.all()) - lent, 0)
 

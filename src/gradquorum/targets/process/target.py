@@ -19,7 +19,7 @@ from gradquorum.arrivals import ArrivalReport, QuorumFigures
 from gradquorum.errors import ClosedError, GradQuorumError, UnavailableError
 from gradquorum.memory_file import map_private
 from gradquorum.receipts import ApplyReceipt
-from gradquorum.specs import DenseSpec, RoundSpec, SparseSpec
+from gradquorum.specs import RoundSpec, SparseSpec
 from gradquorum.targets import local
 from gradquorum.targets.interface import AbstractTarget, Merged, Terms
 from gradquorum.targets.process import messages as m
@@ -33,7 +33,7 @@ from gradquorum.targets.process.sending import Sender
 from gradquorum.targets.process.specs import from_spec, to_spec
 from gradquorum.targets.process.states import receive_state, send_state
 from gradquorum.targets.process.waiting import FutureTake, Handover, WaitingTake
-from gradquorum.validation import CheckedGradient, plain_sparse
+from gradquorum.validation import CheckedGradient
 
 __all__ = ["ProcessTarget", "open_remote"]
 
@@ -87,17 +87,10 @@ class ProcessTarget(AbstractTarget):
     # Applies
 
     def apply(self, gradients: CheckedGradient, terms: Terms) -> ApplyReceipt:
-        self._check_open()
-        return self._sender.apply(gradients, terms)
+        return self._sender.apply(gradients, terms)  # the server knows what is wrong first, also with a closed handle
 
     def apply_plain(self, indices: Any, values: Any, terms: Terms) -> ApplyReceipt | None:
-        if self._closed or self._client.ended:
-            return None  # `apply` says why not
-        member = self._members[0]
-        if len(self._members) > 1 or isinstance(member, DenseSpec):
-            return None
-        gradient = plain_sparse(member, indices, values)
-        return None if gradient is None else self._sender.apply((gradient,), terms)
+        return self._sender.apply_plain(indices, values, terms)
 
     # Takes. A round is delivered when the server hears that it arrived. An exception after that, until the result
     # is returned, leads to `retract`: the server keeps the round for the next take after all.
@@ -303,6 +296,9 @@ class ProcessTarget(AbstractTarget):
 
     def last_sequence(self, worker: int | str) -> int:
         return self._number(m.Member(self._handle, "last_sequence", m.to_worker(worker)))
+
+    def num_accepted(self, worker: int | str) -> int:
+        return self._number(m.Member(self._handle, "num_accepted", m.to_worker(worker)))
 
     @property
     def num_workers(self) -> int:

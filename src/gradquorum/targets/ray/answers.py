@@ -83,6 +83,9 @@ class Answers:
     async def last_sequence(self, session: Session, handle: Handle, worker: Worker) -> int:
         return self._life.host.round.last_sequence(handle, worker)
 
+    async def num_accepted(self, session: Session, handle: Handle, worker: Worker) -> int:
+        return self._life.host.round.num_accepted(handle, worker)
+
     async def observe(self, session: Session, handle: Handle, num_rounds: int | None) -> None:
         self._life.host.round.observe(handle, num_rounds)
 

@@ -174,6 +174,10 @@ class RayTarget(AbstractTarget):
         self._report(worker)
         return sequence
 
+    def num_accepted(self, worker: int | str) -> int:
+        number: int = self._ask("num_accepted", worker)
+        return number
+
     @property
     def num_workers(self) -> int:
         number: int = self._ask("num_workers")

@@ -1,0 +1,273 @@
+"""A graph of TensorFlow 1 and its sessions: the gate, what it waits for, and what ends a wait."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import gradquorum.engine
+from tests.support import wait_until
+
+pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+
+@pytest.fixture
+def built(tf, gqtf, in_graph):
+    """A graph with one accumulator and its operations, fed from placeholders."""
+    v1 = tf.compat.v1
+    with in_graph.build():
+        built = in_graph
+        built.acc = gqtf.SparseConditionalAccumulator(tf.float32, shape=[1000, 1])
+        built.ids, built.values = v1.placeholder(tf.int64), v1.placeholder(tf.float32)
+        built.step, built.number = v1.placeholder(tf.int64), v1.placeholder(tf.int32)
+        built.apply = built.acc.apply_grad(built.ids, built.values, local_step=built.step)
+        built.take = built.acc.take_grad(built.number)
+        built.count = built.acc.num_accumulated()
+        built.set_step = built.acc.set_global_step(built.step)
+    return built
+
+
+def offer(session, built, ids, values, step=0):
+    feed = {built.ids: ids, built.values: np.reshape(values, (-1, 1)), built.step: step}
+    session.run(built.apply, feed)
+
+
+def rows(taken):
+    return list(zip(taken.indices.tolist(), taken.values.ravel().tolist(), strict=True))
+
+
+def num_held(built):
+    return built.acc._backend._store.num_held
+
+
+def started_takes(built):
+    """Takes that have come to their gate, over all sessions (a look behind the public names)."""
+    return sum(built.acc._backend._store._begun.values())
+
+
+def test_operations_run_and_tensors_eval(tf, built):
+    with built.session():
+        feed = {built.ids: [3, 1, 3], built.values: [[1.0], [2.0], [4.0]], built.step: 0}
+        assert built.apply.run(feed) is None
+        assert built.count.eval() == 1
+        assert built.take.values.eval({built.number: 1}).tolist() == [[2.0], [5.0]]
+        assert built.count.eval() == 0
+        assert num_held(built) == 0
+
+
+def test_names_are_those_of_tensorflow(tf, gqtf):
+    names = []
+    for classes in (gqtf, tf.compat.v1):
+        with tf.compat.v1.Graph().as_default(), tf.compat.v1.name_scope("outer"):
+            acc = classes.SparseConditionalAccumulator(tf.float32, name="Q")
+            made = [acc.apply_grad([1], [[1.0]]), acc.apply_grad([1], [[1.0]], name="mine"), acc.num_accumulated()]
+            made += [*acc.take_grad(1), *acc.take_grad(1, name="taken"), acc.set_global_step(1)]
+            slices = acc.take_indexed_slices_grad(1)
+            made += [slices.indices, slices.values, slices.dense_shape, acc.apply_indexed_slices_grad(slices)]
+            names.append([each.name for each in made])
+    assert names[0] == names[1]
+
+
+def test_sessions_of_one_graph_have_rounds_of_their_own(built):
+    with built.session() as one, built.session() as two:
+        offer(one, built, [1], [1.0])
+        offer(two, built, [2], [2.0])
+        offer(two, built, [2], [4.0])
+        assert (one.run(built.count), two.run(built.count)) == (1, 2)
+        assert rows(two.run(built.take, {built.number: 1})) == [(2, 3.0)]
+        assert rows(one.run(built.take, {built.number: 1})) == [(1, 1.0)]
+
+
+def test_shared_name_is_one_round_and_another_spec_is_refused(tf, gqtf, in_graph):
+    with in_graph.build():
+        one = gqtf.SparseConditionalAccumulator(tf.float32, shape=[5, 1], shared_name="test-shared")
+        two = gqtf.SparseConditionalAccumulator(tf.float32, shape=[5, 1], shared_name="test-shared")
+        apply, take = one.apply_grad([1], [[3.0]]), two.take_grad(1)
+        with pytest.raises(ValueError, match=r"float32.*float64"):
+            gqtf.SparseConditionalAccumulator(tf.float64, shape=[5, 1], shared_name="test-shared")
+    with in_graph.session() as session:
+        session.run(apply)
+        assert rows(session.run(take)) == [(1, 3.0)]
+
+
+def test_take_when_its_session_is_closed_is_cancelled_with_tensorflows_words(tf, built, run_thread):
+    with built.session() as session:
+        taking = run_thread(session.run, built.take, {built.number: 1})
+        wait_until(lambda: started_takes(built) == 1)
+        session.close()
+        error = taking.error()
+    assert isinstance(error, tf.errors.CancelledError)
+
+
+def test_take_when_its_time_is_over_leaves_the_round_as_it_was(tf, built):
+    options = tf.compat.v1.RunOptions(timeout_in_ms=50)
+    with built.session() as session:
+        offer(session, built, [1], [1.0])
+        with pytest.raises(tf.errors.DeadlineExceededError):
+            session.run(built.take, {built.number: 2}, options=options)
+        assert session.run(built.count) == 1
+        offer(session, built, [1], [3.0])
+        assert rows(session.run(built.take, {built.number: 2})) == [(1, 2.0)]
+
+
+def test_waiting_takes_do_not_keep_applies_waiting(built, run_thread):
+    with built.session() as session:
+        takes = [run_thread(session.run, built.take, {built.number: 1}) for _ in range(16)]
+        wait_until(lambda: started_takes(built) == 16)
+        for step in range(16):
+            offer(session, built, [1], [1.0], step)
+        assert [rows(call.result()) for call in takes] == [[(1, 1.0)]] * 16
+
+
+def test_refused_gradient_changes_nothing(tf, built):
+    with built.session() as session:
+        offer(session, built, [1], [1.0])
+        for ids, values in (([1000], [1.0]), ([-1], [1.0]), ([1, 2], [1.0])):
+            with pytest.raises(tf.errors.InvalidArgumentError):
+                offer(session, built, ids, values)
+        assert session.run(built.count) == 1
+        assert num_held(built) == 1
+
+
+def test_gradients_whose_rows_differ_from_the_rounds_are_refused_by_the_gate(tf, gqtf, in_graph):
+    v1 = tf.compat.v1
+    with in_graph.build():
+        acc = gqtf.SparseConditionalAccumulator(tf.float32)
+        values = v1.placeholder(tf.float32)
+        apply, take = acc.apply_grad([1], values), acc.take_grad(1)
+    with in_graph.session() as session:
+        session.run(apply, {values: np.ones((1, 2))})
+        for wrong, words in (((1, 3), "expected values dim 1 to be 2, got 3"), ((1, 2, 1), "values rank 2, got 3")):
+            with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+                session.run(apply, {values: np.ones(wrong)})
+        assert session.run(take).values.tolist() == [[1.0, 1.0]]
+
+
+def test_concurrent_workers_every_accepted_gradient_is_in_exactly_one_take(tf, built, run_thread):
+    """Values are powers of two on rows of their own: a take tells exactly which gradients are in it."""
+    workers, rounds = 4, 40
+    stop = threading.Event()
+    step = [0]
+    with built.session() as session:
+
+        def work(number):
+            while not stop.is_set():
+                offer(session, built, [number, 999], [1.0, 1.0], step[0])
+
+        calls = [run_thread(work, number) for number in range(workers)]
+        taken = 0.0
+        for _ in range(rounds):
+            mean = dict(rows(session.run(built.take, {built.number: 3})))
+            step[0] += 1
+            assert mean.pop(999) == 1.0  # the mean, however many there are
+            assert all(value == 1.0 for value in mean.values())
+            assert mean
+            taken += 1
+        stop.set()
+        for call in calls:
+            call.result()
+        left = int(session.run(built.count))
+    assert taken == rounds
+    assert left <= num_held(built)  # what is open, and what is stale and not yet forgotten
+
+
+def test_sum_counts_every_accepted_gradient_once(tf, gqtf, in_graph, run_thread):
+    v1 = tf.compat.v1
+    with in_graph.build():
+        acc = gqtf.SparseConditionalAccumulator(tf.float32, reduction_type="SUM")
+        apply = acc.apply_grad([7, 7], [[0.5], [0.5]], local_step=2**40)  # never stale
+        take, count = acc.take_grad(1), acc.num_accumulated()
+        number = v1.placeholder(tf.int32)
+        last = acc.take_grad(number)
+    with in_graph.session() as session:
+        calls = [run_thread(lambda: [session.run(apply) for _ in range(50)]) for _ in range(4)]
+        total = sum(float(session.run(take).values[0, 0]) for _ in range(20))
+        for call in calls:
+            call.result()
+        left = int(session.run(count))
+        if left:
+            total += float(session.run(last, {number: left}).values[0, 0])
+    assert total == 200.0
+
+
+def test_stale_gradients_are_forgotten_after_some_rounds(built):
+    from gradquorum.tensorflow.tickets import STALE_AFTER
+
+    with built.session() as session:
+        session.run(built.set_step, {built.step: 10})
+        offer(session, built, [1], [100.0], 3)
+        assert num_held(built) == 1
+        for step in range(10, 10 + STALE_AFTER):
+            offer(session, built, [1], [1.0], step)
+            assert rows(session.run(built.take, {built.number: 1})) == [(1, 1.0)]
+        assert num_held(built) == 0
+
+
+def test_empty_gradient_counts(tf, built):
+    with built.session() as session:
+        session.run(built.apply, {built.ids: [], built.values: np.zeros((0, 1)), built.step: 0})
+        session.run(built.apply, {built.ids: [], built.values: np.zeros(0), built.step: 0})
+        taken = session.run(built.take, {built.number: 2})
+        assert (taken.indices.shape, taken.values.shape, taken.shape.tolist()) == ((0,), (0, 1), [1000, 1])
+
+
+def test_merge_when_memory_runs_out_says_so(tf, built, monkeypatch):
+    def failing(*_):
+        raise MemoryError("injected")
+
+    with built.session() as session:
+        offer(session, built, [1], [1.0])
+        monkeypatch.setattr(type(built.acc._backend._store._reducer), "merge", failing)
+        with pytest.raises(tf.errors.ResourceExhaustedError):
+            session.run(built.take, {built.number: 1})
+        monkeypatch.undo()
+        offer(session, built, [1], [2.0], 1)
+        assert rows(session.run(built.take, {built.number: 1})) == [(1, 2.0)]
+
+
+def test_bfloat16_which_tensorflows_own_has_not(tf, gqtf, in_graph):
+    with in_graph.build():
+        acc = gqtf.SparseConditionalAccumulator(tf.bfloat16, shape=[5, 1])
+        apply, take = acc.apply_grad([1, 1], [[1.0], [2.0]]), acc.take_grad(1)
+    with in_graph.session() as session:
+        session.run(apply)
+        assert session.run(take).values.astype(np.float32).tolist() == [[3.0]]
+
+
+def test_wrong_dtypes_are_refused_when_the_graph_is_built(tf, gqtf, in_graph):
+    with in_graph.build():
+        acc = gqtf.SparseConditionalAccumulator(tf.float32, shape=[5, 1])
+        with pytest.raises(TypeError, match="expected float32, got float64"):
+            acc.apply_grad([1], np.ones((1, 1)))
+        with pytest.raises(TypeError, match="expected integers, got float32"):
+            acc.apply_grad([1.5], [[1.0]])
+        for classes in (gqtf, tf.compat.v1):
+            with pytest.raises(ValueError, match=r"MEAN.*SUM"):
+                classes.SparseConditionalAccumulator(tf.float32, reduction_type="Invalid")
+
+
+def test_the_engine_is_the_one_of_the_library(built):
+    reducer = built.acc._backend._store._reducer
+    assert type(reducer).__module__.endswith(gradquorum.engine.engine_name)
+
+
+def test_shared_name_is_one_of_its_graph_and_container(tf, gqtf):
+    v1 = tf.compat.v1
+    for rows in (5, 9):
+        with v1.Graph().as_default() as graph:
+            accs = []
+            for container in ("a", "b"):
+                with graph.container(container):
+                    shape = [rows + len(accs), 1]
+                    accs.append(gqtf.SparseConditionalAccumulator(tf.float32, shape, shared_name="table"))
+            again = gqtf.SparseConditionalAccumulator(tf.float32, [99, 1], shared_name="table")
+            with graph.container("a"):
+                same = gqtf.SparseConditionalAccumulator(tf.float32, [rows, 1], shared_name="table", name="same")
+                with pytest.raises(ValueError, match="'table': there is"):
+                    gqtf.SparseConditionalAccumulator(tf.float32, [rows + 1, 1], shared_name="table")
+            applies = [acc.apply_grad([1], [[1.0]]) for acc in (*accs, again)]
+            takes, counts = same.take_grad(1).values, [acc.num_accumulated() for acc in (*accs, again)]
+        with v1.Session(graph=graph) as session:
+            session.run(applies)
+            assert session.run(takes).tolist() == [[1.0]]
+            assert session.run(counts) == [0, 1, 1]

@@ -1,0 +1,96 @@
+"""Random programs give what TensorFlow's own class gives, in all three modes, to the bit."""
+
+import numpy as np
+import pytest
+
+from tests.facade.adapters import EagerFacade, FacadeGraphs, FunctionFacade, arguments_of, entry_of
+from tests.parity.generator import generate
+from tests.parity.record import check
+from tests.parity.replay import differences, run
+
+SEED = 11
+CHUNK = 12
+
+pytestmark = [
+    pytest.mark.frameworks,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore::gradquorum.StaleGradientWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def live_traces(graphs):
+    traces = {}
+
+    def trace_of(program):
+        if program.number not in traces:
+            with graphs.adapter(program) as adapter:
+                traces[program.number] = run(program, adapter)
+            check(program, traces[program.number])
+        return traces[program.number]
+
+    return trace_of
+
+
+@pytest.fixture(scope="module")
+def adapters(tf, gqtf):
+    """For each mode, what makes an adapter of a program."""
+    facade_graphs = FacadeGraphs(tf, gqtf)
+    return {
+        "eager": lambda program: EagerFacade(tf, gqtf, program),
+        "function": lambda program: FunctionFacade(tf, gqtf, program),
+        "graph": facade_graphs.adapter,
+    }
+
+
+@pytest.mark.parametrize(
+    ("mode", "start"),
+    [(mode, start) for mode, count in (("eager", 156), ("function", 48), ("graph", 156))
+     for start in range(0, count, CHUNK)],
+)  # fmt: skip
+def test_programs_in_each_mode_give_the_same_bits(mode, start, live_traces, adapters):
+    faults = []
+    for number in range(start, start + CHUNK):
+        program = generate(SEED, number)
+        expected = live_traces(program)
+        with adapters[mode](program) as adapter:
+            faults += differences(program, expected, run(program, adapter))
+    assert not faults, "\n".join([f"seed {SEED}, {mode}", *faults])
+
+
+@pytest.mark.parametrize("number", range(0, 24, 2))
+def test_whole_program_in_one_function_runs_in_the_order_it_is_written(number, tf, gqtf, live_traces):
+    """No control dependency is added by hand, and a second trace goes on with the same accumulator."""
+    program = generate(SEED, number)
+    expected = live_traces(program)
+    good = [i for i, step in enumerate(program.steps) if "error" not in expected[i]]
+
+    with EagerFacade(tf, gqtf, program) as eager:
+        acc = eager.acc
+
+        def whole(_):
+            results = []
+            for i in good:
+                step, taken = program.steps[i], ()
+                if step["op"] == "apply":
+                    acc.apply_grad(*arguments_of(program, step), local_step=step["local_step"])
+                elif step["op"] == "take":
+                    taken = acc.take_grad(step["num_required"])
+                else:
+                    acc.set_global_step(step["step"])
+                results.append((taken, acc.num_accumulated()))
+            return results
+
+        function = tf.function(whole)
+        for again in (np.zeros(1), np.zeros(2)):  # another shape, so another trace
+            for i, (taken, count) in zip(good, function(again), strict=True):
+                assert int(count) == expected[i]["count"], program.steps[i]
+                if program.steps[i]["op"] == "take":
+                    theirs = {**expected[i], "step": 0}
+                    ours = {**entry_of(program, taken), "count": int(count), "step": 0}
+                    one = type(program)(0, program.kind, program.dtype, program.shape, program.reduction, [])
+                    one.steps = [{**program.steps[i], "step": 0}]
+                    assert not list(differences(one, [theirs], [ours]))
+            acc.set_global_step(0)
+        assert function.experimental_get_tracing_count() == 2

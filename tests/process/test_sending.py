@@ -1,0 +1,97 @@
+"""In which order a gradient goes to the server, and that its sum has the same bits whatever that order is."""
+
+import numpy as np
+import pytest
+
+import gradquorum as gq
+from gradquorum.targets.process import sending
+
+DIM = 64
+SMALL, LARGE = 16, 1024
+"""Rows of gradients of 4 KiB and more, below and above what the server lends."""
+RNG = np.random.default_rng(5)
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """The ids of every gradient, as they were written for the server."""
+    ids = []
+
+    def write(memory, arrays):
+        arrays = list(arrays)
+        ids.extend(array.copy() for array in arrays if array.dtype == np.int64)
+        original(memory, arrays)
+
+    original = sending.write
+    monkeypatch.setattr(sending, "write", write)
+    return ids
+
+
+def ids_of(num_rows, repeated):
+    """Return ids that do not ascend."""
+    ids = RNG.choice(10_000, num_rows, replace=False)
+    ids[0], ids[-1] = 10_001, 10_000
+    if repeated:
+        ids[3:7] = ids[-1]
+    return ids
+
+
+def values_of(num_rows):
+    """Return values whose sum depends on the order of addition."""
+    return (RNG.standard_normal((num_rows, DIM)) * 10.0 ** RNG.integers(-6, 6, (num_rows, 1))).astype(np.float32)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize(
+    ("num_rows", "repeated", "ordered"),
+    [(SMALL, False, False), (SMALL, True, True), (LARGE, False, True), (LARGE, True, True)],
+)
+def test_worker_orders_what_is_lent_or_has_repeats(engine, server, sent, num_rows, repeated, ordered, plain):
+    ids, rows = ids_of(num_rows, repeated), values_of(num_rows)
+    with gq.SparseConditionalAccumulator("float32", (None, DIM), engine=engine, target=server.address) as acc:
+        assert acc.apply_grad(ids, rows if plain else rows.tolist())
+    np.testing.assert_array_equal(sent, [np.unique(ids) if ordered else ids])
+
+
+@pytest.mark.parametrize("num_rows", [SMALL, LARGE])
+@pytest.mark.parametrize("repeated", [False, True])
+@pytest.mark.parametrize("options", [{}, {"reduction_type": "MEAN_BY_WEIGHT"}, {"accumulate_dtype": "float64"}])
+def test_sum_has_the_bits_of_the_local_one(engine, server, num_rows, repeated, options):
+    gradients = [(ids_of(num_rows, repeated), values_of(num_rows)) for _ in range(3)]
+    weight = 0.3 if options.get("reduction_type") else 1.0
+    results = []
+    for target in ("local", server.address):
+        with gq.SparseConditionalAccumulator("float32", (None, DIM), engine=engine, target=target, **options) as acc:
+            for ids, rows in gradients:
+                assert acc.apply_grad(ids, rows, weight=weight)
+            results.append(acc.take_grad(3))
+    local, remote = results
+    np.testing.assert_array_equal(remote.indices, local.indices)
+    np.testing.assert_array_equal(remote.values.view(np.uint32), local.values.view(np.uint32))
+
+
+def test_group_is_lent_or_copied_as_a_whole(server, sent):
+    ids = ids_of(LARGE // 4, repeated=False)
+    specs = {name: gq.SparseSpec("float32", (None, DIM)) for name in ("a", "b")}
+    gradient = gq.IndexedSlices(values_of(len(ids)), ids)
+    with gq.AccumulatorGroup(specs, target=server.address) as group:
+        assert group.apply({"a": gradient, "b": gradient})
+        assert group.apply({"a": gradient})
+    one, other, alone = (found for found in sent if len(found))
+    np.testing.assert_array_equal([one, other], [np.sort(ids)] * 2)
+    np.testing.assert_array_equal(alone, ids)
+
+
+def test_small_gradients_written_to_a_large_block_keep_to_the_budget_of_the_server():
+    most = 1 << 20
+    rows, ids = np.ones((LARGE, DIM), np.float32), ids_of(LARGE // 4, repeated=False)
+    with gq.Server(max_bytes=most) as server:
+        acc = server.accumulator("float32", (None, DIM), "small")
+        with gq.attach("small", server.address) as worker:
+            assert worker.apply_grad(np.arange(LARGE), rows)
+            acc.take_grad(1)
+            assert worker.apply_grad([0], rows[:1], local_step=None)  # hears that its block is free
+            with pytest.raises(gq.ResourceExhaustedError):
+                for _ in range(100):
+                    worker.apply_grad(ids, rows[: len(ids)], local_step=None)
+            assert server.held_bytes <= most + rows.nbytes  # the block that is read counts once only
