@@ -90,15 +90,19 @@ def _is_twin(item):
     )
 
 
-IN_PROCESS = {"round_of", "GatedMerges", "reducer_class", "clock", "_fail_allocation_after"}
+IN_PROCESS = {"round_of", "GatedMerges", "reducer_class", "clock", "growth", "_fail_allocation_after"}
 """What looks into the process of a round, or stops its merges or its clock: there is no way to do that to an actor."""
+LONG_SECONDS = 10.0
+"""From here on a stress test does no more than repeat a shorter one."""
 
 
 def _is_not_for_ray(item):
-    """Whether a test is one of a round on Ray that cannot be, or that differs from another only in its engine."""
+    """Whether a test is one of a round on Ray that cannot be, or that differs little from another one."""
     if not hasattr(item, "callspec") or item.callspec.params.get("target") != "ray":
         return False
-    return _is_twin(item) or bool(IN_PROCESS & {*item.function.__code__.co_names, *item.fixturenames})
+    if _is_twin(item) or item.callspec.params.get("seconds", 0.0) > LONG_SECONDS:
+        return True
+    return bool(IN_PROCESS & {*item.function.__code__.co_names, *item.fixturenames})
 
 
 def pytest_collection_modifyitems(config, items):

@@ -53,6 +53,11 @@ slow_beyond_local = pytest.mark.parametrize(
 """Marks a test of thousands of calls: where each goes to a server, that is for `make test-all`."""
 
 
+def times(number, target):
+    """Return how often a test repeats itself: less often where each call goes to an actor."""
+    return max(number // 20, 10) if target == "ray" else number
+
+
 class Call:
     """A call in a thread of its own, started at once."""
 

@@ -6,9 +6,12 @@ import threading
 import pytest
 
 import gradquorum as gq
-from tests.support import TIMEOUT, Call, accept, drain, num_waiting
+from tests.support import TIMEOUT, Call, accept, drain, num_waiting, times
 
-REPETITIONS = 300
+
+@pytest.fixture
+def repetitions(target):
+    return times(300, target)
 
 
 class Race:
@@ -38,9 +41,9 @@ def check_nothing_left(acc, accepted, taken):
 
 
 @pytest.mark.parametrize("apply_first", [True, False])
-def test_timeout_racing_with_the_deciding_apply_is_one_or_the_other(acc, apply_first):
+def test_timeout_racing_with_the_deciding_apply_is_one_or_the_other(acc, apply_first, repetitions):
     taken, timed_out = [], 0
-    for repetition in range(REPETITIONS):
+    for repetition in range(repetitions):
         timeout = (repetition % 30) * 1e-5
         deciding, taking = (
             (lambda: accept(acc, [0], [1.0])),
@@ -54,13 +57,13 @@ def test_timeout_racing_with_the_deciding_apply_is_one_or_the_other(acc, apply_f
         else:
             assert isinstance(error, gq.DeadlineExceededError)
             timed_out += 1
-    check_nothing_left(acc, REPETITIONS, taken)
+    check_nothing_left(acc, repetitions, taken)
 
 
 @pytest.mark.parametrize("apply_first", [True, False])
-def test_timeout_of_a_future_racing_with_the_deciding_apply_is_one_or_the_other(acc, apply_first):
+def test_timeout_of_a_future_racing_with_the_deciding_apply_is_one_or_the_other(acc, apply_first, repetitions):
     taken = []
-    for repetition in range(REPETITIONS):
+    for repetition in range(repetitions):
         future = acc.submit_take(1, timeout=(repetition % 30) * 2e-5 if apply_first else 1e-4)
         accept(acc, [0], [1.0])
         error = future.exception(TIMEOUT)
@@ -68,13 +71,13 @@ def test_timeout_of_a_future_racing_with_the_deciding_apply_is_one_or_the_other(
             taken.append(future.result().num_gradients)
         else:
             assert isinstance(error, gq.DeadlineExceededError)
-    check_nothing_left(acc, REPETITIONS, taken)
+    check_nothing_left(acc, repetitions, taken)
 
 
 @pytest.mark.parametrize("apply_first", [True, False])
-def test_cancel_racing_with_the_deciding_apply_is_one_or_the_other(acc, apply_first):
+def test_cancel_racing_with_the_deciding_apply_is_one_or_the_other(acc, apply_first, repetitions):
     taken = []
-    for _ in range(REPETITIONS):
+    for _ in range(repetitions):
         future = acc.submit_take(1)
         deciding = lambda: accept(acc, [0], [1.0])  # noqa: E731
         calls = Race(deciding, future.cancel).calls if apply_first else Race(future.cancel, deciding).calls[::-1]
@@ -85,13 +88,13 @@ def test_cancel_racing_with_the_deciding_apply_is_one_or_the_other(acc, apply_fi
                 future.result(TIMEOUT)
         else:
             taken.append(future.result(TIMEOUT).num_gradients)
-    check_nothing_left(acc, REPETITIONS, taken)
+    check_nothing_left(acc, repetitions, taken)
 
 
 @pytest.mark.parametrize("apply_first", [True, False])
 @pytest.mark.parametrize("form", ["take", "future"])
-def test_close_racing_with_the_deciding_apply_delivers_or_reports_every_gradient(make, apply_first, form):
-    for _ in range(REPETITIONS):
+def test_close_racing_with_the_deciding_apply_delivers_or_reports_every_gradient(make, apply_first, form, repetitions):
+    for _ in range(repetitions):
         acc = make.sparse("float64", (5, 1))
         taking = Call(acc.take_grad, 1) if form == "take" else None
         future = None if taking else acc.submit_take(1)
@@ -113,8 +116,8 @@ def test_close_racing_with_the_deciding_apply_delivers_or_reports_every_gradient
         assert accepted == delivered + discarded
 
 
-def test_close_of_one_handle_racing_with_the_other_s_take_loses_nothing(make):
-    for _ in range(REPETITIONS // 3):
+def test_close_of_one_handle_racing_with_the_other_s_take_loses_nothing(make, repetitions):
+    for _ in range(repetitions // 3):
         name = make.shared_name()
         one, other = (make.sparse("float64", (5, 1), shared_name=name) for _ in range(2))
         blocking, waiting = one.submit_take(3), other.submit_take(1)
@@ -126,9 +129,9 @@ def test_close_of_one_handle_racing_with_the_other_s_take_loses_nothing(make):
         other.close()
 
 
-def test_discard_racing_with_applies_and_takes_counts_each_gradient_once(acc):
+def test_discard_racing_with_applies_and_takes_counts_each_gradient_once(acc, repetitions):
     accepted, taken, discarded = 0, [], 0
-    for _ in range(REPETITIONS):
+    for _ in range(repetitions):
         race = Race(lambda: accept(acc, [0], [1.0]), acc.discard)
         race.calls[0].result()
         accepted += 1
@@ -139,8 +142,8 @@ def test_discard_racing_with_applies_and_takes_counts_each_gradient_once(acc):
 
 
 @pytest.mark.parametrize("number", [2, 4])
-def test_same_gradient_sent_by_several_threads_at_once_counts_once(acc, number):
-    for sequence in range(REPETITIONS // 2):
+def test_same_gradient_sent_by_several_threads_at_once_counts_once(acc, number, repetitions):
+    for sequence in range(repetitions // 2):
         gate = threading.Barrier(number)
 
         def send(gate=gate, sequence=sequence):
@@ -152,15 +155,15 @@ def test_same_gradient_sent_by_several_threads_at_once_counts_once(acc, number):
         assert acc.num_accumulated() == sequence + 1
 
 
-def test_publish_racing_with_wait_published_wakes_it(acc):
-    for step in range(1, REPETITIONS):
+def test_publish_racing_with_wait_published_wakes_it(acc, repetitions):
+    for step in range(1, repetitions):
         race = Race(lambda step=step: acc.publish(step), lambda step=step: acc.wait_published(step, timeout=TIMEOUT))
         race.calls[0].result()
         assert race.calls[1].result() == step
 
 
-def test_leave_racing_with_a_new_take_ends_it(make):
-    for _ in range(REPETITIONS // 3):
+def test_leave_racing_with_a_new_take_ends_it(make, repetitions):
+    for _ in range(repetitions // 3):
         acc = make.sparse("float64", (5, 1), expected_workers=1, max_per_worker=1)
         worker = acc.worker("w")
         race = Race(worker.leave, lambda acc=acc: acc.take_grad(1, timeout=TIMEOUT))

@@ -18,11 +18,15 @@ from tests.support import (
     column,
     drain,
     num_waiting,
+    times,
     wait_for_waiters,
     wait_until,
 )
 
-REPETITIONS = 1000
+
+@pytest.fixture
+def repetitions(target):
+    return times(1000, target)
 
 
 @pytest.fixture
@@ -45,9 +49,9 @@ FORMS = {"thread": take_in_thread, "future": take_in_background}
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_s15_late_gradient_is_stale_in_1000_of_1000_repetitions(acc, form):
+def test_s15_late_gradient_is_stale_in_1000_of_1000_repetitions(acc, form, repetitions):
     rows = [column(value) for value in (1, 3, 100)]
-    for repetition in range(REPETITIONS):
+    for repetition in range(repetitions):
         take = FORMS[form](acc, 2)
         step = acc.global_step
         receipts = [acc.apply_grad([0], row, local_step=step, worker=1) for row in rows]
@@ -67,10 +71,10 @@ def expected_warnings(recwarn):
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
-def test_s15_from_three_threads_exactly_two_are_in(acc, first):
+def test_s15_from_three_threads_exactly_two_are_in(acc, first, repetitions):
     """Whoever comes first: two are accepted, the third is stale, and the mean is that of the two."""
     values = (1.0, 3.0, 100.0)
-    for _ in range(REPETITIONS // 5):
+    for _ in range(repetitions // 5):
         take = acc.submit_take(2)
         step = acc.global_step
         gate = threading.Barrier(3)
@@ -90,9 +94,9 @@ def test_s15_from_three_threads_exactly_two_are_in(acc, first):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_s7_four_applies_back_to_back_serve_both_takes_in_order(acc, form):
+def test_s7_four_applies_back_to_back_serve_both_takes_in_order(acc, form, repetitions):
     rows = [column(value) for value in (1, 2, 3, 9)]
-    for _ in range(REPETITIONS // 5):
+    for _ in range(repetitions // 5):
         first = FORMS[form](acc, 3)
         second = FORMS[form](acc, 1, after=1)
         for row in rows:

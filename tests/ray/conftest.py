@@ -30,15 +30,15 @@ def actors(ray_cluster):
 
 @pytest.fixture
 def make(ray_cluster, name):
-    """Make accumulators of rows of one value on actors of their own, and close them when the test ends."""
+    """Make accumulators of 100 rows on actors of their own, and close them when the test ends."""
     from gradquorum.ray import Target
 
     made = []
 
-    def sparse(num_shards=2, **options):
+    def sparse(num_shards=2, row=(1,), **options):
         target = Target(num_shards)
         options = {"reduction_type": "SUM", **options}
-        made.append(gq.SparseConditionalAccumulator("float64", (100, 1), name, target=target, **options))
+        made.append(gq.SparseConditionalAccumulator("float64", (100, *row), name, target=target, **options))
         return made[-1]
 
     yield sparse

@@ -5,7 +5,7 @@ What a test gets is the real coordinator and real shards in processes of their o
 
 import asyncio
 
-from gradquorum.targets.ray import client, coordinator
+from gradquorum.targets.ray import client, cluster, coordinator
 from gradquorum.targets.ray.coordinator import Coordinator
 from gradquorum.targets.ray.shard import Shard
 
@@ -53,7 +53,7 @@ class Pool:
         self._by_name = {}
 
     def _make(self):
-        options = {"num_cpus": 0, "max_concurrency": 1000}
+        options = {"num_cpus": 0, "max_concurrency": cluster._MAX_CONCURRENCY}  # a round leaves calls that are pending
         shards = [self._ray.remote(PooledShard).options(**options).remote() for _ in range(NUM_SHARDS)]
         self._all.append(self._ray.remote(PooledCoordinator).options(**options).remote(shards))
         return self._all[-1]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import gradquorum as gq
-from gradquorum.ray import Target
-from tests.support import Call, assert_rows, assert_same_bits, wait_for_waiters, wait_until
+from gradquorum.ray import Pipeline, Target
+from tests.support import TIMEOUT, Call, assert_rows, assert_same_bits, wait_for_waiters, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -87,6 +87,18 @@ def test_nothing_stays_on_the_shards_when_it_was_delivered_dropped_or_discarded(
     acc.take_grad(1)
     acc.num_accumulated()  # the last take may be given back until here
     wait_until(lambda: (acc.num_undelivered, held()) == (0, 0), "empty shards")
+
+
+def test_same_ids_again_and_again_are_merged_on_the_shards(ray_cluster, make, actors):
+    acc = make(row=(64,))
+    _, shards = actors(acc)
+    rows = np.ones((100, 64))
+    with Pipeline(acc) as pipeline:
+        for _ in range(200):  # of 50 kB: a shard would hold 200 parts of them
+            pipeline.submit_apply(np.arange(100), rows, local_step=None)
+    wait_until(lambda: max(ray_cluster.get([shard.num_held.remote() for shard in shards])) < 60, "merged logs")
+    result = acc.take_grad(200, timeout=TIMEOUT)
+    np.testing.assert_array_equal(result.values, 200 * rows)
 
 
 def gradients(rng):

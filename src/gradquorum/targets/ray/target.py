@@ -88,6 +88,10 @@ class RayTarget(AbstractTarget):
     # Applies
 
     def apply(self, gradients: CheckedGradient, terms: Terms) -> ApplyReceipt:
+        if self._closed:
+            for gradient in gradients:
+                if gradient.late_error is not None:  # as everywhere, what is wrong in itself is said first
+                    raise InvalidArgumentError(gradient.late_error)
         self._check_open()
         return self._sender.apply(gradients, terms)
 
