@@ -111,7 +111,7 @@ lint: $(MAIN)/.group-lint ## ruff and mypy
 	@echo "make lint: nothing to complain about."
 
 BENCH := $(if $(RIVALS),$(ALL),$(MAIN))
-bench: $(BENCH)/.package $(if $(RIVALS),$(BENCH)/.group-frameworks $(BENCH)/.group-rivals) ## the benchmarks (BENCH_ARGS, RIVALS=1)
+bench: $(BENCH)/.package $(if $(RIVALS),$(BENCH)/.group-frameworks $(BENCH)/.group-rivals $(BENCH)/.group-ray) ## the benchmarks (BENCH_ARGS, RIVALS=1)
 	$(BENCH)/bin/python -m benchmarks $(BENCH_ARGS)
 
 sanitize: sanitize-cpp sanitize-python ## C++ and Python tests under AddressSanitizer, UBSan and ThreadSanitizer

@@ -55,7 +55,7 @@ def latencies(engine: str, quick: bool, report: Report) -> list[Floor]:
             acc = server.accumulator("float32", (None, case.dim), case.name, engine=engine)
             crews = {"gradquorum": stack.enter_context(Crew(prepare_apply, [(acc, case, 0), (acc, case, 1)]))}
             if with_tensorflow:
-                crews["TF, gRPC"] = stack.enter_context(_tensorflow(case, stack))
+                crews["TF, gRPC"] = stack.enter_context(parameter_server(case, stack))
             samples: dict[str, list[float]] = {name: [] for name in crews}
             for _ in range(4 if quick else 20):
                 for name, crew in crews.items():
@@ -75,7 +75,8 @@ def latencies(engine: str, quick: bool, report: Report) -> list[Floor]:
     return floors
 
 
-def _tensorflow(case: Case, stack: ExitStack) -> Crew:
+def parameter_server(case: Case, stack: ExitStack) -> Crew:
+    """Return two workers of TensorFlow's, each about to apply to an accumulator of the case's on a server."""
     from benchmarks.rivals import tensorflow_ps
 
     cluster = tensorflow_ps.free_cluster(2)

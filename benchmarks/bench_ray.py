@@ -6,11 +6,13 @@ import importlib.util
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 
 import gradquorum as gq
+from benchmarks.bench_process import parameter_server
 from benchmarks.cases import Case
 from benchmarks.measure import cell, digits
 from benchmarks.report import Floor, Options, Report, table
@@ -18,6 +20,7 @@ from benchmarks.report import Floor, Options, Report, table
 CASES = [Case("32 kB", 256, 32, 2, 100_000), Case("1 MB", 4096, 64, 2, 1_000_000)]
 LEAST = {"32 kB": 3.0, "1 MB": 1.5}
 LEAST_TWO_SHARDS = 0.6
+LEAST_TENSORFLOW = {"1 MB": 1.0}
 PER_TURN = {"32 kB": 120, "1 MB": 16, "nothing": 600}
 IN_FLIGHT = 64
 NUM_WORKERS = 2
@@ -72,39 +75,14 @@ def run(options: Options) -> Report:
 
 
 def _measure(ray: Any, options: Options, report: Report) -> None:
-    from gradquorum.ray import Target
-
     workers = [ray.remote(Worker).options(num_cpus=0).remote() for _ in range(NUM_WORKERS)]
-    engine = options.engines[0]
+    with_tensorflow = importlib.util.find_spec("tensorflow") is not None
+    if not with_tensorflow:
+        report.text.append("left out: TF parameter server (tensorflow is not installed)\n")
     rows = []
     for case in CASES:
-        gradients = case.gradients()
-        plain = ray.remote(Table).options(num_cpus=0).remote(case.table, case.dim)
-        ours = [
-            gq.SparseConditionalAccumulator(
-                "float32", (None, case.dim), f"bench {case.name} {shards}", target=Target(shards), engine=engine
-            )
-            for shards in (1, 2)
-        ]
-        systems: dict[str, Callable[[Any, int, int], Any]] = {
-            "one NumPy actor": lambda w, i, n, plain=plain, gs=gradients: w.plain.remote(plain, *gs[i], n),
-            "gradquorum, waiting": lambda w, i, n, acc=ours[0], gs=gradients: w.waiting.remote(acc, *gs[i], n),
-            "gradquorum, pipelined": lambda w, i, n, acc=ours[0], gs=gradients: w.pipelined.remote(acc, *gs[i], n),
-            "gradquorum, two shards": lambda w, i, n, acc=ours[1], gs=gradients: w.pipelined.remote(acc, *gs[i], n),
-        }
-        count = PER_TURN[case.name]
-        rates: dict[str, list[float]] = {name: [] for name in systems}
-        for turn in range(1 + (3 if options.quick else 7)):
-            for name, job in systems.items():
-                since = time.perf_counter()
-                ray.get([job(worker, i, count) for i, worker in enumerate(workers)])
-                if turn:  # the first is for warming up
-                    rates[name].append(NUM_WORKERS * count / (time.perf_counter() - since))
-                for acc in ours:
-                    acc.discard()
-        for acc in ours:
-            acc.close()
-        ray.kill(plain)
+        with ExitStack() as stack:
+            rates = _rates(ray, workers, case, options, stack, with_tensorflow=with_tensorflow)
         medians = {name: statistics.median(found) for name, found in rates.items()}
         base, piped = medians["one NumPy actor"], medians["gradquorum, pipelined"]
         for name, found in rates.items():
@@ -114,8 +92,64 @@ def _measure(ray: Any, options: Options, report: Report) -> None:
         report.floors.append(Floor(what, piped / base, LEAST[case.name]))
         what = f"{case.name}, two workers on Ray, two shards / one"
         report.floors.append(Floor(what, medians["gradquorum, two shards"] / piped, LEAST_TWO_SHARDS))
-    report.text.append("Two workers at once, each an actor:\n")
+        if case.name in LEAST_TENSORFLOW:
+            ratio = piped / medians["TF, gRPC"] if with_tensorflow else None
+            what = f"{case.name}, two workers on Ray, pipelined / TF, gRPC"
+            report.floors.append(Floor(what, ratio, LEAST_TENSORFLOW[case.name]))
+    report.text.append("Two workers at once, each an actor; those of TensorFlow are processes:\n")
     report.text.append(table(["gradient", "system", "gradients/s (quartiles)", "x plain"], rows))
+    _commits(ray, workers, report)
+
+
+def _rates(
+    ray: Any, workers: list[Any], case: Case, options: Options, stack: ExitStack, *, with_tensorflow: bool
+) -> dict[str, list[float]]:
+    """Return for each system its gradients per second, in each of its turns."""
+    from gradquorum.ray import Target
+
+    gradients = case.gradients()
+    plain = ray.remote(Table).options(num_cpus=0).remote(case.table, case.dim)
+    stack.callback(ray.kill, plain)
+    ours = []
+    for shards in (1, 2):
+        name, target = f"bench {case.name} {shards}", Target(shards)
+        engine = options.engines[0]
+        acc = gq.SparseConditionalAccumulator("float32", (None, case.dim), name, target=target, engine=engine)
+        ours.append(stack.enter_context(acc))
+
+    def ask(method: str, place: Any) -> Callable[[int], float]:
+        def run(count: int) -> float:
+            since = time.perf_counter()
+            ray.get([getattr(w, method).remote(place, *gradients[i], count) for i, w in enumerate(workers)])
+            return time.perf_counter() - since
+
+        return run
+
+    systems = {
+        "one NumPy actor": ask("plain", plain),
+        "gradquorum, waiting": ask("waiting", ours[0]),
+        "gradquorum, pipelined": ask("pipelined", ours[0]),
+        "gradquorum, two shards": ask("pipelined", ours[1]),
+    }
+    if with_tensorflow and case.name in LEAST_TENSORFLOW:
+        crew = parameter_server(case, stack)
+        systems["TF, gRPC"] = lambda count: max(sum(seconds) for seconds in crew.turn(count))
+    count = PER_TURN[case.name]
+    rates: dict[str, list[float]] = {name: [] for name in systems}
+    for turn in range(1 + (3 if options.quick else 7)):
+        for name, run in systems.items():
+            seconds = run(count)
+            if turn:  # the first is for warming up
+                rates[name].append(NUM_WORKERS * count / seconds)
+            for acc in ours:
+                acc.discard()
+    return rates
+
+
+def _commits(ray: Any, workers: list[Any], report: Report) -> None:
+    """Measure what the coordinator takes in when gradients are empty."""
+    from gradquorum.ray import Target
+
     with gq.SparseConditionalAccumulator("float32", (None, 1), "bench commits", target=Target(1)) as acc:
         nothing = np.empty(0, np.int64), np.empty((0, 1), np.float32)
         found = []

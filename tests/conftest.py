@@ -160,7 +160,7 @@ def server():
 def ray_cluster():
     """A Ray cluster of this machine, for all tests of this run."""
     ray = pytest.importorskip("ray")
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=256 << 20)
+    ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False, object_store_memory=256 << 20)
     yield ray
     ray.shutdown()
 
@@ -178,7 +178,7 @@ def ray_pool(ray_cluster):
 def target(request):
     """What to give as `target=`."""
     if request.param == "ray":
-        with request.getfixturevalue("ray_pool"):
+        with request.getfixturevalue("ray_pool").used(num_shards=2):
             yield "ray"
     else:
         yield "local" if request.param == "local" else request.getfixturevalue("server").address

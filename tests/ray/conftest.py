@@ -14,6 +14,13 @@ def name():
 
 
 @pytest.fixture
+def pooled(ray_pool):
+    """Use actors of the pool: for tests whose rounds nobody but themselves has to find, and who kill nobody."""
+    with ray_pool.used():
+        yield
+
+
+@pytest.fixture
 def actors(ray_cluster):
     """Find the coordinator and the shards of an accumulator; all end with the test."""
     opened = []
@@ -30,7 +37,7 @@ def actors(ray_cluster):
 
 @pytest.fixture
 def make(ray_cluster, name):
-    """Make accumulators of 100 rows on actors of their own, and close them when the test ends."""
+    """Make accumulators of 100 rows, and close them when the test ends."""
     from gradquorum.ray import Target
 
     made = []

@@ -4,12 +4,11 @@ What a test gets is the real coordinator and real shards in processes of their o
 """
 
 import asyncio
+import contextlib
 
 from gradquorum.targets.ray import client, cluster, coordinator
 from gradquorum.targets.ray.coordinator import Coordinator
 from gradquorum.targets.ray.shard import Shard
-
-NUM_SHARDS = 2
 
 
 class PooledShard(Shard):
@@ -21,14 +20,13 @@ class PooledShard(Shard):
 
 
 class PooledCoordinator(Coordinator):
-    def __init__(self, shards):
-        self._pooled = shards
+    def __init__(self):
         self._free = True
-        coordinator.make_shards = lambda *_: self._pooled
 
-    async def adopt(self, shared_name, spec, target):
-        adopted = [shard.adopt.remote(spec, i, len(self._pooled)) for i, shard in enumerate(self._pooled)]
+    async def adopt(self, shards, shared_name, spec, target):
+        adopted = [shard.adopt.remote(spec, i, len(shards)) for i, shard in enumerate(shards)]
         await asyncio.gather(*[answer(call) for call in adopted])
+        coordinator.make_shards = lambda *_: shards
         Coordinator.__init__(self, shared_name, spec, target)
         self._free = False
 
@@ -45,18 +43,16 @@ async def answer(call):
 
 
 class Pool:
-    """Stands in for the names of Ray's namespace, while entered."""
+    """Stands in for the names of Ray's namespace while a test uses it."""
 
     def __init__(self, ray):
         self._ray = ray
-        self._all = []
+        self._shards = {}
         self._by_name = {}
 
-    def _make(self):
-        options = {"num_cpus": 0, "max_concurrency": cluster._MAX_CONCURRENCY}  # a round leaves calls that are pending
-        shards = [self._ray.remote(PooledShard).options(**options).remote() for _ in range(NUM_SHARDS)]
-        self._all.append(self._ray.remote(PooledCoordinator).options(**options).remote(shards))
-        return self._all[-1]
+    def _actor(self, kind):
+        # A round that is over leaves calls that are pending.
+        return self._ray.remote(kind).options(num_cpus=0, max_concurrency=cluster._MAX_CONCURRENCY).remote()
 
     def find(self, shared_name):
         actor = self._by_name.get(shared_name)
@@ -65,19 +61,25 @@ class Pool:
             return None
         return actor
 
-    def make(self, shared_name, spec, target):
-        taken = self._by_name.values()
+    def make(self, shared_name, spec, target, num_shards=None):
         for name in list(self._by_name):
             self.find(name)
-        actor = next((actor for actor in self._all if actor not in taken), None) or self._make()
-        self._ray.get(actor.adopt.remote(shared_name, spec, target))
+        taken = self._by_name.values()
+        actor = next((actor for actor in self._shards if actor not in taken), None) or self._actor(PooledCoordinator)
+        shards = self._shards.setdefault(actor, [])
+        num_shards = num_shards or target.num_shards
+        shards += [self._actor(PooledShard) for _ in range(num_shards - len(shards))]
+        self._ray.get(actor.adopt.remote(shards[:num_shards], shared_name, spec, target))
         self._by_name[shared_name] = actor
         return actor
 
-    def __enter__(self):
-        self._before = client.find_coordinator, client.make_coordinator
-        client.find_coordinator, client.make_coordinator = self.find, self.make
-        return self
-
-    def __exit__(self, *exception):
-        client.find_coordinator, client.make_coordinator = self._before
+    @contextlib.contextmanager
+    def used(self, num_shards=None):
+        """Make rounds on actors of the pool, on so many shards, or on as many as a target asks for."""
+        before = client.find_coordinator, client.make_coordinator
+        client.find_coordinator = self.find
+        client.make_coordinator = lambda *arguments: self.make(*arguments, num_shards)
+        try:
+            yield
+        finally:
+            client.find_coordinator, client.make_coordinator = before

@@ -10,6 +10,7 @@ from tests.support import TIMEOUT, Call, assert_rows, num_blocked, wait_for_wait
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
+@pytest.mark.usefixtures("pooled")
 def test_pipeline_counts_each_gradient_once_and_copies_it(make):
     acc = make()
     rows = np.zeros((2, 1))
@@ -28,6 +29,7 @@ def test_pipeline_counts_each_gradient_once_and_copies_it(make):
         pipeline.submit_apply([1], [[1.0]])
 
 
+@pytest.mark.usefixtures("pooled")
 def test_pipeline_waits_when_too_many_are_in_flight(make):
     acc = make(max_bytes=100, on_full="block")
     rows = [1, 2, 3, 4, 5], np.ones((5, 1))  # 80 bytes: there is room for one such gradient
@@ -43,6 +45,7 @@ def test_pipeline_waits_when_too_many_are_in_flight(make):
         assert third.result().result(TIMEOUT)
 
 
+@pytest.mark.usefixtures("pooled")
 def test_pipeline_of_a_group_and_errors_of_the_round_come_by_the_future(ray_cluster, name):
     members = {"emb": gq.SparseSpec("float32", (None, None)), "bias": gq.DenseSpec("float32", (2,))}
     with gq.AccumulatorGroup(members, name, target=gqr.Target(2)) as group, gqr.Pipeline(group) as pipeline:
@@ -73,6 +76,7 @@ def test_pipeline_names_what_a_void_round_lost_once(ray_cluster, make, actors):
     assert_rows(acc.take_grad(5, timeout=TIMEOUT), [1], [5])
 
 
+@pytest.mark.usefixtures("pooled")
 def test_take_shards_leaves_each_part_by_itself(ray_cluster, make):
     acc = make(3)
     rng = np.random.default_rng(0)
@@ -111,6 +115,7 @@ def test_error_of_a_watched_worker_reaches_the_waiting_take(ray_cluster, make, h
     assert ("3 raised ValueError: no data" if how == "raises" else "3 raised ") in str(error)
 
 
+@pytest.mark.usefixtures("pooled")
 def test_waiting_takes_do_not_block_applies(make):
     acc = make()
     takes = [Call(acc.take_grad, 1) for _ in range(20)]

@@ -206,6 +206,7 @@ def test_take_ends_when_the_workers_left_cannot_satisfy_it(ray_cluster, make):
     assert error.left == (1,)
 
 
+@pytest.mark.usefixtures("pooled")
 def test_actor_that_fails_in_itself_is_an_error_and_no_wait_without_end(make):
     acc = make()
     with pytest.raises(gq.GradQuorumError, match="AttributeError"):

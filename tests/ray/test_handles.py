@@ -37,6 +37,7 @@ def test_handle_in_tasks_and_actors_is_one_on_the_same_round(ray_cluster, make):
     assert acc.global_step == 1
 
 
+@pytest.mark.usefixtures("pooled")
 def test_attach_by_name_finds_the_spec_and_another_spec_is_refused(make, name):
     acc = make()
     assert gq.attach(name, "ray").dtype == acc.dtype
@@ -69,6 +70,7 @@ def test_close_of_the_last_handle_removes_all_actors(ray_cluster, make):
     wait_until(lambda: not names(ray_cluster), "the end of all actors")
 
 
+@pytest.mark.usefixtures("pooled")
 def test_nothing_stays_on_the_shards_when_it_was_delivered_dropped_or_discarded(ray_cluster, make, actors):
     acc = make()
     _, shards = actors(acc)
@@ -89,6 +91,7 @@ def test_nothing_stays_on_the_shards_when_it_was_delivered_dropped_or_discarded(
     wait_until(lambda: (acc.num_undelivered, held()) == (0, 0), "empty shards")
 
 
+@pytest.mark.usefixtures("pooled")
 def test_same_ids_again_and_again_are_merged_on_the_shards(ray_cluster, make, actors):
     acc = make(row=(64,))
     _, shards = actors(acc)
@@ -109,6 +112,7 @@ def gradients(rng):
             yield worker, sequence, ids, rng.normal(0, 10.0 ** rng.integers(-6, 6), (40, 3)).astype(np.float32)
 
 
+@pytest.mark.usefixtures("pooled")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_order_by_worker_gives_the_same_bits_on_any_number_of_shards(ray_cluster, name, dtype):
     options = {"order": "worker", "reduction_type": "MEAN_BY_WEIGHT"}
@@ -129,6 +133,7 @@ def test_order_by_worker_gives_the_same_bits_on_any_number_of_shards(ray_cluster
         assert_same_bits(result.values, results[0].values)
 
 
+@pytest.mark.usefixtures("pooled")
 def test_bounds_put_ranges_of_ids_on_shards(ray_cluster, name, actors):
     target = Target(3, bounds=[10, 50])
     acc = gq.SparseConditionalAccumulator("float32", (100, 1), name, target=target)
