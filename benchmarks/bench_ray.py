@@ -49,12 +49,17 @@ class Worker:
         for _ in range(count):
             acc.apply_grad(ids, values, local_step=None)
 
-    def pipelined(self, acc: Any, ids: Any, values: Any, count: int) -> None:
+    def pipelined(self, acc: Any, ids: Any, values: Any, count: int) -> int:
+        """Return in how many calls that went."""
         from gradquorum.ray import Pipeline
 
+        sender, calls = acc._target._sender, []
+        send = type(sender).send
+        sender.send = lambda *arguments: (calls.append(None), send(sender, *arguments))[1]
         with Pipeline(acc, IN_FLIGHT) as pipeline:
             for _ in range(count):
                 pipeline.submit_apply(ids, values, local_step=None)
+        return len(calls)
 
 
 def run(options: Options) -> Report:
@@ -82,12 +87,12 @@ def _measure(ray: Any, options: Options, report: Report) -> None:
     rows = []
     for case in CASES:
         with ExitStack() as stack:
-            rates = _rates(ray, workers, case, options, stack, with_tensorflow=with_tensorflow)
+            rates, in_call = _rates(ray, workers, case, options, stack, with_tensorflow=with_tensorflow)
         medians = {name: statistics.median(found) for name, found in rates.items()}
         base, piped = medians["one NumPy actor"], medians["gradquorum, pipelined"]
         for name, found in rates.items():
             rows.append([case.name, name, cell(found), digits(medians[name] / base)])
-        report.data[case.name] = {"gradients_per_s": rates}
+        report.data[case.name] = {"gradients_per_s": rates, "gradients_per_call": in_call, "bytes": _num_bytes(case)}
         what = f"{case.name}, two workers on Ray, pipelined / one NumPy actor"
         report.floors.append(Floor(what, piped / base, LEAST[case.name]))
         what = f"{case.name}, two workers on Ray, two shards / one"
@@ -103,8 +108,8 @@ def _measure(ray: Any, options: Options, report: Report) -> None:
 
 def _rates(
     ray: Any, workers: list[Any], case: Case, options: Options, stack: ExitStack, *, with_tensorflow: bool
-) -> dict[str, list[float]]:
-    """Return for each system its gradients per second, in each of its turns."""
+) -> tuple[dict[str, list[float]], float]:
+    """Return for each system its gradients per second, in each of its turns; and how many a pipeline puts in a call."""
     from gradquorum.ray import Target
 
     gradients = case.gradients()
@@ -117,10 +122,14 @@ def _rates(
         acc = gq.SparseConditionalAccumulator("float32", (None, case.dim), name, target=target, engine=engine)
         ours.append(stack.enter_context(acc))
 
+    calls: list[int] = []
+
     def ask(method: str, place: Any) -> Callable[[int], float]:
         def run(count: int) -> float:
             since = time.perf_counter()
-            ray.get([getattr(w, method).remote(place, *gradients[i], count) for i, w in enumerate(workers)])
+            done = ray.get([getattr(w, method).remote(place, *gradients[i], count) for i, w in enumerate(workers)])
+            if method == "pipelined":
+                calls.append(sum(done))
             return time.perf_counter() - since
 
         return run
@@ -143,7 +152,12 @@ def _rates(
                 rates[name].append(NUM_WORKERS * count / seconds)
             for acc in ours:
                 acc.discard()
-    return rates
+    return rates, NUM_WORKERS * count / statistics.mean(calls)
+
+
+def _num_bytes(case: Case) -> int:
+    ids, values = case.gradients()[0]
+    return ids.nbytes + values.nbytes
 
 
 def _commits(ray: Any, workers: list[Any], report: Report) -> None:
@@ -152,11 +166,12 @@ def _commits(ray: Any, workers: list[Any], report: Report) -> None:
 
     with gq.SparseConditionalAccumulator("float32", (None, 1), "bench commits", target=Target(1)) as acc:
         nothing = np.empty(0, np.int64), np.empty((0, 1), np.float32)
-        found = []
+        found, calls = [], 0
         for _ in range(4):
             since = time.perf_counter()
-            ray.get([worker.pipelined.remote(acc, *nothing, PER_TURN["nothing"]) for worker in workers])
+            calls += sum(ray.get([worker.pipelined.remote(acc, *nothing, PER_TURN["nothing"]) for worker in workers]))
             found.append(NUM_WORKERS * PER_TURN["nothing"] / (time.perf_counter() - since))
             acc.discard()
-    report.data["commits_per_s"] = found[1:]
+    in_call = 4 * NUM_WORKERS * PER_TURN["nothing"] / calls
+    report.data["nothing"] = {"commits_per_s": found[1:], "gradients_per_call": in_call}
     report.text.append(f"Commits at the coordinator, of gradients without rows, pipelined: {cell(found[1:])} /s\n")

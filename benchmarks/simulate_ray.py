@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import json
+import statistics
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.report import table
 
@@ -18,6 +21,7 @@ class Costs:
     """Seconds and bytes per second of one machine's parts.
 
     Attributes:
+        prepare: seconds of a worker for one gradient that travels with others.
         commit: seconds of the coordinator for one gradient that travels with others.
         message: seconds of an actor for one message, whatever is in it.
         copy: bytes per second that a shard takes in.
@@ -26,6 +30,7 @@ class Costs:
         latency: seconds of a message on its way.
     """
 
+    prepare: float = 100e-6
     commit: float = 60e-6
     message: float = 500e-6
     copy: float = 2e9
@@ -54,6 +59,46 @@ def bounds(load: Load, costs: Costs) -> dict[str, float]:
         "shards": 1 / per_gradient_at_shard,
         "coordinator": 1 / (costs.message + costs.commit),
     }
+
+
+def on_one_machine(load: Load, costs: Costs, cores: float, in_call: float = 1.0) -> float:
+    """Return the gradients per second of a machine whose cores do all of it, with so many gradients in a call.
+
+    Each message costs both who sends it and who gets it, as each byte does.
+    """
+    messages = 2 * (load.shards if load.num_bytes else 0) + 2
+    seconds = load.compute + costs.prepare + costs.commit + messages * costs.message / in_call
+    return cores / (seconds + load.num_bytes * (2 / costs.copy + 1 / costs.merge))
+
+
+def fit(measured: dict[str, Any], cores: float) -> Costs:
+    """Return costs that agree with what `bench_ray` has measured of one shard; they say how all else should be."""
+    small, large = measured["32 kB"], measured["1 MB"]
+    waiting, piped, bulk = [
+        cores / statistics.median(case["gradients_per_s"][f"gradquorum, {how}"])
+        for case, how in ((small, "waiting"), (small, "pipelined"), (large, "pipelined"))
+    ]
+    message = (waiting - piped) / 4 / (1 - 1 / small["gradients_per_call"])
+    piped -= 4 * message / small["gradients_per_call"]
+    bulk -= 4 * message / large["gradients_per_call"]
+    byte = (bulk - piped) / (large["bytes"] - small["bytes"])
+    gradient = piped - byte * small["bytes"]
+    return Costs(prepare=gradient / 2, commit=gradient / 2, message=message, copy=3 / byte, merge=3 / byte)
+
+
+def check(measured: dict[str, Any], cores: float) -> list[list[str]]:
+    """Return for what was not fitted the gradients per second expected, measured, and their ratio."""
+    costs = fit(measured, cores)
+    rows = []
+    for name, shards, key in (("32 kB", 2, "two shards"), ("1 MB", 2, "two shards"), ("1 MB", 1, "waiting")):
+        case = measured[name]
+        in_call = 1.0 if key == "waiting" else case["gradients_per_call"]
+        expected = on_one_machine(Load(2, shards, case["bytes"], 0.0), costs, cores, in_call)
+        rows.append([f"{name}, {key}", expected, statistics.median(case["gradients_per_s"][f"gradquorum, {key}"])])
+    nothing = measured["nothing"]
+    expected = on_one_machine(Load(2, 1, 0, 0.0), costs, cores, nothing["gradients_per_call"])
+    rows.append(["nothing, pipelined", expected, statistics.median(nothing["commits_per_s"])])
+    return [[what, f"{one:.0f}", f"{other:.0f}", f"{one / other:.2f}"] for what, one, other in rows]
 
 
 def simulate(load: Load, costs: Costs, num_steps: int = 50) -> float:
@@ -89,10 +134,18 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 8, 32, 128, 512])
     parser.add_argument("--shards", type=int, nargs="+", default=[1, 2, 4, 16])
     parser.add_argument("--bytes", type=int, nargs="+", default=[32 << 10, 1 << 20])
+    parser.add_argument("--cores", type=float, default=2.0, help="of the machine that was measured")
+    parser.add_argument("--check", metavar="FILE", help="what `benchmarks --only ray --json FILE` has written: compare")
     parser.add_argument("--compute", type=float, default=0.02, help="seconds that a worker takes for a gradient")
     for name, default in vars(Costs()).items():
         parser.add_argument(f"--{name}", type=float, default=default)
     arguments = parser.parse_args()
+    if arguments.check:
+        with open(arguments.check) as file:
+            measured = json.load(file)["questions"]["ray"]
+        print(fit(measured, arguments.cores))
+        print(table(["what", "expected/s", "measured/s", "ratio"], check(measured, arguments.cores)))
+        return
     costs = Costs(**{name: getattr(arguments, name) for name in vars(Costs())})
     rows = []
     for num_bytes in arguments.bytes:

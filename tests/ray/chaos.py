@@ -11,6 +11,7 @@ from collections import Counter
 import numpy as np
 import ray
 from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import gradquorum as gq
 from gradquorum.ray import Target
@@ -88,7 +89,8 @@ class Chaos:
         self.nodes = [self.add_node() for _ in range(2)]
         ray.init(address=self.cluster.address, log_to_driver=False)
         self.acc = gq.SparseConditionalAccumulator("int64", (None, 1), "chaos", reduction_type="SUM", target=SHARDS)
-        self.board = Board.remote()
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        self.board = Board.options(scheduling_strategy=here).remote()  # on the head, which is not killed
         self.workers = [None] * NUM_WORKERS
         self.replaced = Counter()
         self.taken = Counter()

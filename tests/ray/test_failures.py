@@ -7,6 +7,7 @@ import pytest
 
 import gradquorum as gq
 from gradquorum.targets.ray.records import Rows
+from gradquorum.targets.ray.wire import pack_rows
 from tests.support import Call, assert_rows, wait_for_waiters, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -125,7 +126,8 @@ def test_process_that_dies_before_its_offer_leaves_nothing(ray_cluster, make, ac
         def die_halfway(self, acc):
             client = acc._target._client
             item = (client.token, client.new_number()), {0: Rows(np.array([1]), np.array([[1.0]]))}
-            ray_cluster.get([shard.put.remote(client.incarnation, [item]) for shard in client.shards])
+            packed = client.token, *pack_rows([item])
+            ray_cluster.get([shard.put.remote(client.incarnation, *packed) for shard in client.shards])
 
         def die(self):
             os._exit(1)

@@ -20,6 +20,7 @@ from gradquorum.targets.ray.leases import Leases
 from gradquorum.targets.ray.queue import TakeQueue
 from gradquorum.targets.ray.records import Failure, Judged, Offer, Opened, Resumed, Void
 from gradquorum.targets.ray.sessions import Session
+from gradquorum.targets.ray.wire import pack_judged, unpack_offers
 from gradquorum.waiters import Handle
 
 __all__ = ["Coordinator"]
@@ -208,8 +209,8 @@ class Coordinator:
     # Applies
 
     @_answered
-    async def offer(self, token: bytes, incarnation: int, number: int, offers: Sequence[Offer], *held: Any) -> Any:
-        """Judge gradients. Ray calls this when the shards have answered that they hold them."""
+    async def offer(self, token: bytes, incarnation: int, number: int, offers: bytes, *held: Any) -> Any:
+        """Judge gradients, packed. Ray calls this when the shards have answered that they hold them."""
         found = self._get(token, incarnation, number)
         for answer in held:
             if type(answer) is Void:
@@ -219,14 +220,14 @@ class Coordinator:
         if found is None:
             return self.life.void()
         answers: list[Any] = []
-        for offer in offers:
+        for offer in unpack_offers(token, offers):
             answer = await self._judge(*found, offer)
             if type(answer) is Void:
                 return answer
             answers.append(answer)
         if not await self._saved(incarnation):
             return self.life.void()
-        return answers
+        return pack_judged(answers)
 
     async def _saved(self, incarnation: int) -> bool:
         """Save what has changed, if the round is kept; False if the incarnation has ended meanwhile."""

@@ -14,6 +14,7 @@ from gradquorum.receipts import ApplyReceipt
 from gradquorum.targets.interface import Terms
 from gradquorum.targets.ray.records import Void
 from gradquorum.targets.ray.sending import Sender
+from gradquorum.targets.ray.wire import unpack_judged
 from gradquorum.validation import CheckedGradient, CheckedSparse
 
 __all__ = ["PendingApply", "SubmittingTarget", "submitting"]
@@ -109,6 +110,7 @@ class SubmittingTarget:
         if call is not None:
             with contextlib.suppress(Exception):
                 answers = self._client.get(call)
+                answers = unpack_judged(answers) if type(answers) is bytes else answers
         for i, one in enumerate(batch):
             try:
                 if answers is None and one.terms.sequence is None and call is not None:

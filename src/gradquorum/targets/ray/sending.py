@@ -15,6 +15,7 @@ from gradquorum.targets.interface import Terms
 from gradquorum.targets.ray.client import Client
 from gradquorum.targets.ray.records import Failure, Judged, Offer, OfferedContent, OfferedPart, Rows, Void
 from gradquorum.targets.ray.splitting import dense_shard, split
+from gradquorum.targets.ray.wire import pack_offers, pack_rows, unpack_judged
 from gradquorum.validation import CheckedDense, CheckedGradient, CheckedSparse
 
 __all__ = ["Sender"]
@@ -79,7 +80,7 @@ class Sender:
                     ) from error
             else:
                 if type(answer) is not Void:
-                    return self.receipt(terms, answer[0], thread)
+                    return self.receipt(terms, unpack_judged(answer)[0], thread)
                 client.resume(seen)
             offer, parts = self.prepare(gradients, terms)  # a key is used once
 
@@ -100,8 +101,8 @@ class Sender:
         for shard, actor in enumerate(client.shards):
             items = [(offer.key, parts[shard]) for offer, parts in prepared if shard in parts]
             if items:
-                held.append(actor.put.remote(seen, items))
-        offers = [offer for offer, _ in prepared]
+                held.append(actor.put.remote(seen, client.token, *pack_rows(items)))
+        offers = pack_offers([offer for offer, _ in prepared])
         return client.coordinator.offer.remote(client.token, seen, self._number, offers, *held)
 
     def prepare(self, gradients: CheckedGradient, terms: Terms) -> tuple[Offer, Parts]:

@@ -14,6 +14,7 @@ from gradquorum.specs import RoundSpec, SparseSpec
 from gradquorum.targets.host import make_reducers
 from gradquorum.targets.ray.records import Entry, Failure, Key, Plan, Recorded, Rows, Void
 from gradquorum.targets.ray.splitting import dense_shard
+from gradquorum.targets.ray.wire import unpack_rows
 
 __all__ = ["Shard"]
 
@@ -66,14 +67,13 @@ class Shard:
 
     # What is offered
 
-    async def put(self, incarnation: int, items: Sequence[tuple[Key, dict[int, Rows]]]) -> Any:
-        """Hold rows that may be offered from now on."""
+    async def put(self, incarnation: int, session: bytes, rows: bytes, buffers: Sequence[Any]) -> Any:
+        """Hold rows that may be offered from now on; they are as `pack_rows` has packed them."""
         if incarnation != self._incarnation:
             return Void("a shard was restarted")
-        for key, rows in items:
-            if key[0] in self._ended_sessions:
-                return Failure(ClosedError("the process that offers this has ended"))
-            self._held[key] = dict(rows)
+        if session in self._ended_sessions:
+            return Failure(ClosedError("the process that offers this has ended"))
+        self._held.update(unpack_rows(rows, buffers))
         return None
 
     async def num_held(self) -> int:

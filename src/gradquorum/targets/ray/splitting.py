@@ -49,7 +49,7 @@ def split(
     parts: list[Rows | None] = []
     for shard in range(num_shards):
         at = np.flatnonzero(owners == shard)
-        parts.append(Rows(indices[at], values[at]) if len(at) else None)
+        parts.append(Rows(indices.take(at), values.take(at, axis=0)) if len(at) else None)
     return parts
 
 
