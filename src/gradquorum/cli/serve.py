@@ -47,8 +47,8 @@ def serve(
 ) -> None:
     """Host accumulators for the processes of this machine until SIGTERM or Ctrl-C.
 
-    Waiting takes of clients then end with CancelledError, and the exit status is 0. With --checkpoint, rounds are saved
-    and come back when the next server of that folder is asked for them.
+    Waiting takes of clients then end with CancelledError, and the exit status is 0. With --checkpoint, rounds are
+    saved, and the next server of that folder begins with them.
     """
     if every is not None and checkpoint is None:
         raise click.UsageError("--every needs --checkpoint")

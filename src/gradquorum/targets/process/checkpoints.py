@@ -10,12 +10,15 @@ import fcntl
 import logging
 import os
 import threading
-from urllib.parse import quote
+from collections.abc import Iterator
+from urllib.parse import quote, unquote
 
-from gradquorum.checkpoint import HALF_WRITTEN, read_checkpoint, sync_folder, write_checkpoint
-from gradquorum.errors import GradQuorumError, InvalidArgumentError
+from gradquorum.checkpoint import HALF_WRITTEN, read_checkpoint, read_spec, sync_folder, write_checkpoint
+from gradquorum.errors import GradQuorumError, InvalidArgumentError, ResourceExhaustedError
+from gradquorum.specs import RoundSpec
 from gradquorum.targets.host import RoundHost
 from gradquorum.targets.interface import PRIVATE
+from gradquorum.targets.process.specs import from_json, to_json
 from gradquorum.waiters import Handle
 
 __all__ = ["Checkpoints", "RoundFile"]
@@ -66,7 +69,7 @@ class Checkpoints:
         """
         if shared_name.startswith(PRIVATE):
             return None
-        name = quote(shared_name, safe="", errors="surrogatepass") + _SUFFIX
+        name = _file_name(shared_name)
         if len(name) > _MAX_NAME_BYTES:
             raise InvalidArgumentError(
                 f"shared_name: expected one that makes a file name of at most {_MAX_NAME_BYTES} bytes, as this server "
@@ -74,9 +77,23 @@ class Checkpoints:
             )
         return RoundFile(os.path.join(self._directory, name))
 
+    def kept(self) -> Iterator[tuple[str, RoundFile]]:
+        """Return the names and the files of the rounds that are kept here. Other files of the folder are left alone."""
+        for name in sorted(os.listdir(self._directory)):
+            try:
+                shared_name = unquote(name.removesuffix(_SUFFIX), errors="surrogatepass")
+            except UnicodeDecodeError:
+                continue
+            if name == _file_name(shared_name) and not shared_name.startswith(PRIVATE):
+                yield shared_name, RoundFile(os.path.join(self._directory, name))
+
     def close(self) -> None:
         """Let another server have the folder. In a forked child, which shares the lock, that changes nothing."""
         os.close(self._lock)
+
+
+def _file_name(shared_name: str) -> str:
+    return quote(shared_name, safe="", errors="surrogatepass") + _SUFFIX
 
 
 class RoundFile:
@@ -86,7 +103,7 @@ class RoundFile:
     """
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        self.path = path
         self._lock = threading.Lock()
         self._version = -1
         """That of the round when it was last saved."""
@@ -95,7 +112,20 @@ class RoundFile:
     @property
     def exists(self) -> bool:
         """Whether a round of that name has been saved."""
-        return os.path.lexists(self._path)
+        return os.path.lexists(self.path)
+
+    def spec(self) -> RoundSpec:
+        """Return the spec of the round.
+
+        Raises:
+            InvalidArgumentError: it is not in the file, or of another release, or there is no checkpoint.
+            GradQuorumError: the file cannot be read.
+        """
+        with self._lock, self._reading():
+            text = read_spec(self.path)
+            if text is None:
+                raise InvalidArgumentError("its spec is not in it")
+            return from_json(text)
 
     def restore(self, host: RoundHost, keeper: Handle) -> None:
         """Put what was saved in the place of a new round. The workers that were live have to join anew.
@@ -104,23 +134,30 @@ class RoundFile:
             InvalidArgumentError: it is of another spec, or no checkpoint.
             GradQuorumError: it cannot be read.
         """
-        with self._lock:
-            try:
-                host.load_state(keeper, read_checkpoint(self._path), rejoin=True)
-            except InvalidArgumentError as error:
-                raise InvalidArgumentError(
-                    f"the checkpoint {self._path} does not fit; it is as it was. Come with its spec, or move it "
-                    f"away: {error}"
-                ) from error
-            except OSError as error:
-                raise GradQuorumError(f"the checkpoint {self._path} cannot be read: {error}") from error
+        with self._lock, self._reading():
+            host.load_state(keeper, read_checkpoint(self.path), rejoin=True)
             self._version = host.round.version
         if host.round.num_undelivered:
             _logger.warning(
                 "%s: %d rounds may have arrived before the last server ended; they come again, whole, with their steps",
-                self._path,
+                self.path,
                 host.round.num_undelivered,
             )
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Say of errors which file they are about, and what to do."""
+        try:
+            yield
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(
+                f"the checkpoint {self.path} does not fit; it is as it was. Come with its spec, or move it "
+                f"away: {error}"
+            ) from error
+        except OSError as error:
+            raise GradQuorumError(f"the checkpoint {self.path} cannot be read: {error}") from error
+        except MemoryError as error:
+            raise ResourceExhaustedError(f"no memory for the checkpoint {self.path}") from error
 
     def save(self, host: RoundHost, keeper: Handle) -> None:
         """Save the round if it has changed. Of several threads one writes for all.
@@ -132,12 +169,12 @@ class RoundFile:
         with self._lock:
             version = host.round.version  # what changes from here on is saved the next time, perhaps twice
             if version != self._version and not self._is_over:
-                write_checkpoint(self._path, host.state(keeper))
+                write_checkpoint(self.path, host.state(keeper), spec=to_json(host.spec))
                 self._version = version
 
     def remove(self) -> None:
         """Remove the file, for good: the round is over."""
         with self._lock, contextlib.suppress(FileNotFoundError):
             self._is_over = True
-            os.unlink(self._path)
-            sync_folder(os.path.dirname(self._path))
+            os.unlink(self.path)
+            sync_folder(os.path.dirname(self.path))

@@ -92,10 +92,6 @@ class Rounds:
         self._checkpoints = checkpoints
         self._lock = threading.RLock()
         self._rounds: dict[str, HostedRound] = {}
-        self._restoring: set[str] = set()
-        """Names of rounds that are being read from their files, without the lock, so that others are served."""
-        self._restored = threading.Condition(self._lock)
-        """That one of these has ended."""
         self._closed = False
         self.dropped: SimpleQueue[tuple[HostedRound, Handle]] = SimpleQueue()
         """Handles that nobody can use any more. To put one here is one C call."""
@@ -108,60 +104,50 @@ class Rounds:
             GradQuorumError: it has a checkpoint that cannot be read.
             ClosedError: the server has been closed, or the round is not there and may not be made.
         """
-        while True:
-            with self._lock:
-                self._close_dropped()
-                if self._closed:
-                    raise ClosedError("the server has been closed")
-                if shared_name in self._restoring:
-                    self._restored.wait()
-                    continue
-                hosted = self._rounds.get(shared_name)
-                if hosted is None:
-                    file, spec = self._check_new(shared_name, spec, create)
-                    if file is None or not file.exists:
-                        hosted = self._rounds[shared_name] = HostedRound(shared_name, spec, file)
-                elif spec is not None and hosted.spec.describe() != spec.describe():
-                    raise InvalidArgumentError(
-                        f"shared_name {shared_name!r}: expected the spec it was made with, "
-                        f"{hosted.spec.describe()}, got {spec.describe()}"
-                    )
-                if hosted is not None:
-                    handle = hosted.round.open()
-                    assert handle is not None
-                    hosted.num_handles += 1
-                    return hosted, handle
-                self._restoring.add(shared_name)
-            assert spec is not None
-            self._restore(shared_name, spec, file)
+        with self._lock:
+            self._close_dropped()
+            if self._closed:
+                raise ClosedError("the server has been closed")
+            hosted = self._rounds.get(shared_name)
+            if hosted is None:
+                hosted = self._rounds[shared_name] = self._new(shared_name, spec, create)
+            elif spec is not None and hosted.spec.describe() != spec.describe():
+                raise InvalidArgumentError(
+                    f"shared_name {shared_name!r}: expected the spec it was made with, {hosted.spec.describe()}, got "
+                    f"{spec.describe()}; to begin anew, attach(shared_name, target).close(for_all=True)"
+                )
+            handle = hosted.round.open()
+            assert handle is not None
+            hosted.num_handles += 1
+            return hosted, handle
 
-    def _check_new(self, shared_name: str, spec: RoundSpec | None, create: bool) -> tuple[RoundFile | None, RoundSpec]:
-        """Return where a round that is not here is kept, if it is, and its spec."""
+    def _new(self, shared_name: str, spec: RoundSpec | None, create: bool) -> HostedRound:
+        """Return a round that is not here yet, from its file if `restore_all` could not read that."""
         file = None if self._checkpoints is None else self._checkpoints.file_of(shared_name)
         is_kept = file is not None and file.exists
         if spec is None:
-            kept = "; its checkpoint is there: the first to come has to bring the spec" if is_kept else ""
-            raise InvalidArgumentError(
-                f"shared_name {shared_name!r}: expected one that is in use, and this server has no such round{kept}"
-            )
+            if file is None or not is_kept:
+                raise InvalidArgumentError(
+                    f"shared_name {shared_name!r}: expected one that is in use, and this server has no such round"
+                )
+            spec = file.spec()
         if not create and not is_kept:
             raise ClosedError(
                 f"the round {shared_name!r} has been closed, or was never at this server; make a new "
                 "accumulator or group of that name to go on"
             )
-        return file, spec
+        return HostedRound(shared_name, spec, file)
 
-    def _restore(self, shared_name: str, spec: RoundSpec, file: RoundFile | None) -> None:
-        """Make a round of its file. The lock is not held, and nobody else makes a round of that name."""
-        restored = None
-        try:
-            restored = HostedRound(shared_name, spec, file)
-        finally:
-            with self._lock:
-                self._restoring.discard(shared_name)
-                if restored is not None and not self._closed:
-                    self._rounds[shared_name] = restored
-                self._restored.notify_all()
+    def restore_all(self) -> None:
+        """Make the rounds that are kept. A file that cannot be used is logged, and tried again when somebody comes."""
+        if self._checkpoints is None:
+            return
+        with self._lock:
+            for shared_name, file in self._checkpoints.kept():
+                try:
+                    self._rounds[shared_name] = HostedRound(shared_name, file.spec(), file)
+                except GradQuorumError as error:
+                    _logger.error("the round %r is not restored: %s", shared_name, error)
 
     def close(self, hosted: HostedRound, handle: Handle, *, for_all: bool = False) -> int:
         """Close a handle, and with the last one the round; return how many gradients that discarded."""

@@ -64,8 +64,8 @@ class Server:
         max_bytes: budget for shared memory and for what all rounds hold; None without one. What does not fit is
             refused with `ResourceExhaustedError`, or waits where the accumulator was made with ``on_full="block"``.
         checkpoint: a folder to keep rounds in, made if it is not there; None keeps none. Rounds that have a
-            `shared_name` then outlive their handles and the server: the first client that brings the spec gets what
-            was saved, and ``close(for_all=True)`` ends them. Needs the extra ``checkpoint``.
+            `shared_name` then outlive their handles and the server: the next server of the folder begins with them,
+            and ``close(for_all=True)`` ends them. Needs the extra ``checkpoint``.
         checkpoint_every: seconds after which a round that has changed is saved, besides before and after each take; 0
             saves each change before the client hears of it. ``docs/processes.md`` says what that promises.
 
@@ -118,6 +118,7 @@ class Server:
         self._sessions: dict[bytes, Session] = {}
         self._closing = False
         try:
+            self.rounds.restore_all()
             self._place = Address(address, authkey)
         except BaseException:
             self._end_checkpoints()

@@ -1,7 +1,8 @@
-"""Specs of rounds as messages, and back."""
+"""Specs of rounds as messages and as text, and back."""
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from gradquorum.errors import InvalidArgumentError
@@ -9,7 +10,7 @@ from gradquorum.specs import DenseSpec, Options, RoundSpec, SparseSpec
 from gradquorum.staleness import from_words, to_words
 from gradquorum.targets.process.messages import MemberSpec, Spec, from_text, to_text
 
-__all__ = ["from_spec", "to_spec"]
+__all__ = ["from_json", "from_spec", "to_json", "to_spec"]
 
 
 def to_spec(spec: RoundSpec) -> Spec:
@@ -51,3 +52,23 @@ def from_spec(spec: Spec) -> RoundSpec:
         reduction = from_text(member.reduction_type)
         members[from_text(member.name)] = kind(from_text(member.dtype), member.shape, reduction)
     return RoundSpec(from_text(spec.kind), members, Options(staleness=from_words(spec.staleness), **spec.options))
+
+
+def to_json(spec: RoundSpec) -> str | None:
+    """Return the spec of a round as text for a file; None if it weighs late gradients by a function of the user's."""
+    try:
+        return msgspec.json.encode(to_spec(spec)).decode()
+    except InvalidArgumentError:
+        return None
+
+
+def from_json(text: str) -> RoundSpec:
+    """Return the spec that `to_json` has written.
+
+    Raises:
+        InvalidArgumentError: it is none, or there can be no such round.
+    """
+    try:
+        return from_spec(msgspec.json.decode(text, type=Spec))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise InvalidArgumentError(f"spec: expected that of a round: {error}") from error
