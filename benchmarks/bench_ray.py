@@ -141,7 +141,7 @@ def _rates(
         "gradquorum, two shards": ask("pipelined", ours[1]),
     }
     if with_tensorflow and case.name in LEAST_TENSORFLOW:
-        crew = parameter_server(case, stack)
+        crew = stack.enter_context(parameter_server(case, stack))
         systems["TF, gRPC"] = lambda count: max(sum(seconds) for seconds in crew.turn(count))
     count = PER_TURN[case.name]
     rates: dict[str, list[float]] = {name: [] for name in systems}
