@@ -21,7 +21,7 @@ CASES = [Case("32 kB", 256, 32, 2, 100_000), Case("1 MB", 4096, 64, 2, 1_000_000
 LEAST = {"32 kB": 3.0, "1 MB": 1.5}
 LEAST_TWO_SHARDS = 0.6
 LEAST_TENSORFLOW = {"1 MB": 1.0}
-PER_TURN = {"32 kB": 120, "1 MB": 16, "nothing": 600}
+PER_TURN = {"32 kB": 120, "1 MB": 48, "nothing": 600}
 IN_FLIGHT = 64
 NUM_WORKERS = 2
 

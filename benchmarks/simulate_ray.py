@@ -23,6 +23,7 @@ class Costs:
     Attributes:
         prepare: seconds of a worker for one gradient that travels with others.
         commit: seconds of the coordinator for one gradient that travels with others.
+        part: seconds of worker and shard for what one shard gets of one gradient.
         message: seconds of an actor for one message, whatever is in it.
         copy: bytes per second that a shard takes in.
         link: bytes per second of a worker's network.
@@ -32,6 +33,7 @@ class Costs:
 
     prepare: float = 100e-6
     commit: float = 60e-6
+    part: float = 150e-6
     message: float = 500e-6
     copy: float = 2e9
     link: float = 1.25e9
@@ -53,7 +55,7 @@ class Load:
 def bounds(load: Load, costs: Costs) -> dict[str, float]:
     """Return the gradients per second that each part could take in if all others were free."""
     part = load.num_bytes / load.shards
-    per_gradient_at_shard = costs.message + part / costs.copy + part / costs.merge
+    per_gradient_at_shard = costs.message + costs.part + part / costs.copy + part / costs.merge
     return {
         "workers": load.workers / (load.compute + costs.message * load.shards + load.num_bytes / costs.link),
         "shards": 1 / per_gradient_at_shard,
@@ -66,14 +68,15 @@ def on_one_machine(load: Load, costs: Costs, cores: float, in_call: float = 1.0)
 
     Each message costs both who sends it and who gets it, as each byte does.
     """
-    messages = 2 * (load.shards if load.num_bytes else 0) + 2
-    seconds = load.compute + costs.prepare + costs.commit + messages * costs.message / in_call
+    parts = load.shards if load.num_bytes else 0
+    seconds = load.compute + costs.prepare + costs.commit + parts * costs.part
+    seconds += (2 * parts + 2) * costs.message / in_call
     return cores / (seconds + load.num_bytes * (2 / costs.copy + 1 / costs.merge))
 
 
 def fit(measured: dict[str, Any], cores: float) -> Costs:
     """Return costs that agree with what `bench_ray` has measured of one shard; they say how all else should be."""
-    small, large = measured["32 kB"], measured["1 MB"]
+    small, large, nothing = measured["32 kB"], measured["1 MB"], measured["nothing"]
     waiting, piped, bulk = [
         cores / statistics.median(case["gradients_per_s"][f"gradquorum, {how}"])
         for case, how in ((small, "waiting"), (small, "pipelined"), (large, "pipelined"))
@@ -81,9 +84,10 @@ def fit(measured: dict[str, Any], cores: float) -> Costs:
     message = (waiting - piped) / 4 / (1 - 1 / small["gradients_per_call"])
     piped -= 4 * message / small["gradients_per_call"]
     bulk -= 4 * message / large["gradients_per_call"]
+    gradient = cores / statistics.median(nothing["commits_per_s"]) - 2 * message / nothing["gradients_per_call"]
     byte = (bulk - piped) / (large["bytes"] - small["bytes"])
-    gradient = piped - byte * small["bytes"]
-    return Costs(prepare=gradient / 2, commit=gradient / 2, message=message, copy=3 / byte, merge=3 / byte)
+    part = piped - gradient - byte * small["bytes"]
+    return Costs(gradient / 2, gradient / 2, part, message, copy=3 / byte, merge=3 / byte)
 
 
 def check(measured: dict[str, Any], cores: float) -> list[list[str]]:
@@ -94,11 +98,9 @@ def check(measured: dict[str, Any], cores: float) -> list[list[str]]:
         case = measured[name]
         in_call = 1.0 if key == "waiting" else case["gradients_per_call"]
         expected = on_one_machine(Load(2, shards, case["bytes"], 0.0), costs, cores, in_call)
-        rows.append([f"{name}, {key}", expected, statistics.median(case["gradients_per_s"][f"gradquorum, {key}"])])
-    nothing = measured["nothing"]
-    expected = on_one_machine(Load(2, 1, 0, 0.0), costs, cores, nothing["gradients_per_call"])
-    rows.append(["nothing, pipelined", expected, statistics.median(nothing["commits_per_s"])])
-    return [[what, f"{one:.0f}", f"{other:.0f}", f"{one / other:.2f}"] for what, one, other in rows]
+        found = statistics.median(case["gradients_per_s"][f"gradquorum, {key}"])
+        rows.append([f"{name}, {key}", f"{expected:.0f}", f"{found:.0f}", f"{expected / found:.2f}"])
+    return rows
 
 
 def simulate(load: Load, costs: Costs, num_steps: int = 50) -> float:
@@ -120,8 +122,8 @@ def simulate(load: Load, costs: Costs, num_steps: int = 50) -> float:
         held = 0.0
         for shard in range(load.shards):
             start = max(sent + costs.latency, free_at_shard[shard])
-            free_at_shard[shard] = start + costs.message + part / costs.copy + part / costs.merge
-            held = max(held, start + costs.message + part / costs.copy)
+            free_at_shard[shard] = start + costs.message + costs.part + part / costs.copy + part / costs.merge
+            held = max(held, start + costs.message + costs.part + part / costs.copy)
         free_at_coordinator = max(held + costs.latency, free_at_coordinator) + costs.message + costs.commit
         now = free_at_coordinator + costs.latency
         num_committed += 1

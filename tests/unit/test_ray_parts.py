@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gradquorum as gq
-from benchmarks.simulate_ray import Costs, Load, bounds, simulate
+from benchmarks.simulate_ray import Costs, Load, bounds, check, fit, on_one_machine, simulate
 from gradquorum.marks import NO_MARKS
 from gradquorum.receipts import ApplyReceipt, ApplyStatus
 from gradquorum.targets.interface import Terms
@@ -96,3 +96,19 @@ def test_simulation_keeps_the_bounds_and_comes_near_the_least_when_that_is_not_t
     assert got <= 1.01 * min(limits.values())
     if min(limits, key=lambda what: limits[what]) != "workers" and workers == 500:
         assert got >= 0.9 * min(limits.values())
+
+
+def test_costs_are_found_again_in_rates_that_follow_from_them():
+    costs, cores = Costs(70e-6, 70e-6, 90e-6, 800e-6, copy=1.5e9, merge=1.5e9), 2.0
+    measured = {}
+    for name, num_bytes, in_call in (("32 kB", 34_816, 20.0), ("1 MB", 1_081_344, 6.0)):
+        rates = {}
+        for key, shards, each in (("waiting", 1, 1.0), ("pipelined", 1, in_call), ("two shards", 2, in_call)):
+            rates[f"gradquorum, {key}"] = [on_one_machine(Load(2, shards, num_bytes, 0.0), costs, cores, each)]
+        measured[name] = {"gradients_per_s": rates, "gradients_per_call": in_call, "bytes": num_bytes}
+    commits = on_one_machine(Load(2, 1, 0, 0.0), costs, cores, 30.0)
+    measured["nothing"] = {"commits_per_s": [commits], "gradients_per_call": 30.0}
+    for name, value in vars(fit(measured, cores)).items():
+        if name not in ("link", "latency"):  # those of one machine are none
+            assert value == pytest.approx(getattr(costs, name))
+    assert [row[-1] for row in check(measured, cores)] == ["1.00"] * 3
