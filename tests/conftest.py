@@ -100,8 +100,11 @@ def _is_not_for_ray(item):
     """Whether a test is one of a round on Ray that cannot be, or that differs little from another one."""
     if not hasattr(item, "callspec") or item.callspec.params.get("target") != "ray":
         return False
-    if _is_twin(item) or item.callspec.params.get("seconds", 0.0) > LONG_SECONDS:
+    params = item.callspec.params
+    if _is_twin(item) or params.get("seconds", 0.0) > LONG_SECONDS:
         return True
+    if params.get("other", available_engines()[-1]) != available_engines()[-1]:
+        return True  # between the engines there are files, which other targets have shown
     return bool(IN_PROCESS & {*item.function.__code__.co_names, *item.fixturenames})
 
 
@@ -115,7 +118,7 @@ def pytest_collection_modifyitems(config, items):
         if _is_twin(item):
             item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("timeout") is None and item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.timeout(600))
+            item.add_marker(pytest.mark.timeout(180 if item.get_closest_marker("ray") else 600))
     wanted = config.getoption("--slow") or config.getoption("--require-all") or "slow" in config.option.markexpr
     if not wanted:
         slow = [item for item in items if item.get_closest_marker("slow")]

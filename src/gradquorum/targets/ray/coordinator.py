@@ -33,7 +33,6 @@ _END_SECONDS = 0.2
 """How long an ended coordinator stays to give its last answers."""
 _MAX_WAITS = 4096
 """Calls that may wait at the same time, each in a thread that costs nothing while it waits."""
-
 _NOTICE_SECONDS = 2.0
 """How long after a call to a shard has failed we may hear that it has died."""
 
@@ -53,7 +52,7 @@ def _answered(method: C) -> C:
                 self._end()
             return Failure(error)
         finally:
-            self.flush()
+            self.life.flush()
 
     return call  # type: ignore[return-value]
 
@@ -169,7 +168,7 @@ class Coordinator:
         round_.settle()
         self._leases.lose(session)
         self.life.forget_session(session.token)
-        self.flush()
+        self.life.flush()
         if not self._sessions and not self._keeps:
             await asyncio.sleep(_GRACE_SECONDS)
             if not self._sessions:
@@ -201,10 +200,6 @@ class Coordinator:
         if handle is None:
             raise ClosedError("this handle has been closed; make a new accumulator or group to go on")
         return session, handle
-
-    def flush(self) -> None:
-        """Tell the shards what they may let go of."""
-        self.life.flush()
 
     # Applies
 
