@@ -48,9 +48,11 @@ def only_local(reason):
 
 
 slow_beyond_local = pytest.mark.parametrize(
-    "target", ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in TARGETS[1:])], indirect=True
+    "target",
+    ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in TARGETS[1:] if name != "ray")],
+    indirect=True,
 )
-"""Marks a test of thousands of calls: where each goes to a server, that is for `make test-all`."""
+"""Marks a test of thousands of calls: to a server those are for `make test-all`, to actors they are too many."""
 
 
 def times(number, target):
