@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 from numpy.typing import NDArray
 
 from gradquorum import _native  # type: ignore[attr-defined, unused-ignore]  # compiled; may have no stub
@@ -84,7 +85,7 @@ class _SparseReducer(_Door, AbstractSparseReducer):
         return block
 
     def _plain_block_of_bits(self, indices: Any, values: Any, *terms: Any) -> Block | None:
-        if type(values) is not np.ndarray or values.dtype != self._dtype:
+        if type(values) is not ndarray or values.dtype != self._dtype:
             return None
         block: Block | None = self._native.plain_block(indices, values.view(np.uint16), *terms)
         return block
@@ -99,6 +100,19 @@ class _SparseReducer(_Door, AbstractSparseReducer):
         self, blocks: Sequence[Block], row_shape: tuple[int, ...], num_gradients: int
     ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]:
         num_rows, indices, values, counts = self._merge(blocks, row_shape, num_gradients)
+        return (
+            ndarray((num_rows,), _INT64, indices),
+            ndarray((num_rows, *row_shape), self._dtype, values),
+            ndarray((num_rows,), _INT64, counts),
+        )
+
+    def consume(
+        self, blocks: Sequence[Block], row_shape: tuple[int, ...], num_gradients: int, kept: list[Any]
+    ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]:
+        if not kept:
+            self._native.consume(blocks, row_shape, num_gradients, kept)
+        indices, values, counts = kept[0]
+        num_rows = len(indices) // _INT64.itemsize
         return (
             np.ndarray((num_rows,), _INT64, indices),
             np.ndarray((num_rows, *row_shape), self._dtype, values),
@@ -116,9 +130,9 @@ class _SparseReducer(_Door, AbstractSparseReducer):
     def export_block(self, block: Block) -> SparseParts:
         num_rows, width, summed, weight, indices, rows, counts = self._native.export_block(block)
         return SparseParts(
-            np.ndarray((num_rows,), _INT64, indices),
-            np.ndarray((num_rows, width), self._reals[summed], rows),
-            None if counts is None else np.ndarray((num_rows,), _INT64, counts),
+            ndarray((num_rows,), _INT64, indices),
+            ndarray((num_rows, width), self._reals[summed], rows),
+            None if counts is None else ndarray((num_rows,), _INT64, counts),
             weight,
         )
 
@@ -146,7 +160,7 @@ class _DenseReducer(_Door, AbstractDenseReducer):
         return block
 
     def merge(self, blocks: Sequence[Block], shape: tuple[int, ...], num_gradients: int) -> NDArray[Any]:
-        return np.ndarray(shape, self._dtype, self._native.merge(blocks, shape, num_gradients))
+        return ndarray(shape, self._dtype, self._native.merge(blocks, shape, num_gradients))
 
     def compact(self, blocks: Sequence[Block]) -> Block:
         block: Block = self._native.compact(blocks)
@@ -158,7 +172,7 @@ class _DenseReducer(_Door, AbstractDenseReducer):
 
     def export_block(self, block: Block) -> DenseParts:
         size, summed, weight, compacted, num_carriers, total = self._native.export_block(block)
-        array = None if num_carriers == 0 else np.ndarray((size,), self._reals[summed], total)
+        array = None if num_carriers == 0 else ndarray((size,), self._reals[summed], total)
         return DenseParts(array, num_carriers, weight, compacted)
 
     def import_block(self, parts: DenseParts, num_gradients: int) -> Block:
@@ -173,6 +187,8 @@ class NativeEngine(AbstractEngine):
     """Makes reducers that run in C++, without the GIL, on as many threads as the spec says."""
 
     name = "native"
+    tensor_memory = (_native.TensorMemory,)
+    coo_memory = staticmethod(_native.coo_memory)  # without a method around it: here every call counts
 
     def sparse_reducer(self, spec: ReducerSpec) -> AbstractSparseReducer:
         return _SparseReducer(spec)

@@ -27,7 +27,7 @@ def pack_offers(offers: Sequence[Offer]) -> bytes:
             (
                 offer.key[1],
                 offer.shards,
-                tuple(offer.terms),
+                _plain(offer.terms),
                 [
                     (part.content.shards, part.content.num_bytes, part.content.finite, part.late_error, part.row_shape)
                     for part in offer.parts
@@ -37,6 +37,10 @@ def pack_offers(offers: Sequence[Offer]) -> bytes:
         ],
         pickle.HIGHEST_PROTOCOL,
     )
+
+
+def _plain(terms: Terms) -> tuple[Any, ...]:
+    return terms.local_step, terms.worker, terms.sequence, terms.weight, terms.lend, terms.timeout
 
 
 def unpack_offers(session: bytes, data: bytes) -> list[Offer]:
