@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import ray
 import ray.train
-from ray.train.data_parallel_trainer import DataParallelTrainer
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 import gradquorum as gq
 from gradquorum.ray import Target
@@ -25,7 +25,7 @@ def work(config):
             ids = rng.integers(0, len(table), 8)
             worker.apply_grad(ids, table[ids] - 1.0)
             acc.wait_published(step + 1)
-    ray.train.report({"distance": float(np.abs(ray.get(parameters.get.remote()) - 1.0).mean())})
+    ray.train.report({"last_step": step})
 
 
 @ray.remote(num_cpus=0)
@@ -59,14 +59,15 @@ def main():
     chief = threading.Thread(target=be_chief, args=(acc, parameters))
     chief.start()
     with tempfile.TemporaryDirectory() as folder:
-        result = DataParallelTrainer(
+        DataParallelTrainer(
             work,
             train_loop_config={"acc": acc, "parameters": parameters},
             scaling_config=ray.train.ScalingConfig(num_workers=NUM_WORKERS),
             run_config=ray.train.RunConfig(storage_path=folder),
         ).fit()
     chief.join()
-    print(f"distance from what the loss asks for: {result.metrics['distance']:.2f}")
+    distance = np.abs(ray.get(parameters.get.remote()) - 1.0).mean()
+    print(f"distance from what the loss asks for: {distance:.2f}")
     acc.close(for_all=True)
 
 

@@ -252,6 +252,8 @@ class Client:
                 except self._ray.exceptions.GetTimeoutError as reason:
                     raise UnavailableError(f"the round {self.shared_name!r} does not come back") from reason
                 else:
+                    if self._ray.wait([self._stay], timeout=0)[0]:
+                        continue  # it was made to the coordinator before: this one watches nothing of ours
                     if resumed.incarnation == seen:  # a call was lost, or we shall hear why in a moment
                         time.sleep(_RETRY_SECONDS)
                         return

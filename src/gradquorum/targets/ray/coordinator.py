@@ -150,10 +150,13 @@ class Coordinator:
             session.watch = asyncio.ensure_future(self._end_with(session, stay[0]))
 
     async def _end_with(self, session: Session, stay: Any) -> None:
-        from ray.exceptions import RayError
+        from ray.exceptions import RayActorError, RayError
 
         try:
             await stay
+        except RayActorError:  # a call to the coordinator before this one: that says nothing of the process
+            session.watch = None
+            return
         except RayError as error:
             _logger.info("a process has ended: %s", error)
         await self.life.ready()
