@@ -131,11 +131,11 @@ def test_server_that_stops_is_unavailable_when_the_deadline_has_passed(hosts, ru
 
 
 def test_server_that_is_only_busy_is_waited_for(hosts, run_thread, monkeypatch):
-    monkeypatch.setattr(client, "ANSWER_SECONDS", 0.5)
-    hosts.start(0.5)
+    monkeypatch.setattr(client, "ANSWER_SECONDS", 1.5)
+    hosts.start(0.5)  # it says three times as often as it must that it is there, also on a busy machine
     acc = sparse(hosts.address)
     with pytest.raises(gq.DeadlineExceededError):
-        acc.take_grad(1, timeout=2.0)  # four deadlines long
+        acc.take_grad(1, timeout=3.5)  # two deadlines long
     assert acc.num_accumulated() == 0
 
 
