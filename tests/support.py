@@ -105,7 +105,7 @@ def round_of(acc):
     target = acc._target
     if isinstance(target, LocalTarget):
         return target._round
-    return servers[target.address].rounds._rounds[target.shared_name].round
+    return servers[target.address]._service.rounds._rounds[target.shared_name].round
 
 
 def num_waiting(acc):

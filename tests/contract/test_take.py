@@ -15,7 +15,6 @@ from tests.support import (
     column,
     num_waiting,
     unchanged,
-    wait_for_waiters,
     wait_until,
 )
 

@@ -3,6 +3,7 @@
 import logging
 import os
 import pickle
+import subprocess
 import sys
 
 import numpy as np
@@ -12,7 +13,7 @@ import gradquorum as gq
 from gradquorum.checkpoint import read_checkpoint
 from gradquorum.targets.process import checkpoints
 from tests.process.keeping import LATE, after_a_crash_now, files, serving, sparse
-from tests.support import accept, apply, assert_rows, wait_until
+from tests.support import STRICT_PYTHON, accept, apply, assert_rows, wait_until
 
 save_file = pytest.importorskip("safetensors.numpy").save_file
 
@@ -67,7 +68,10 @@ def test_file_that_was_unusable_is_used_when_it_is_whole_again(folder):
         assert gq.attach("emb", server).num_accumulated() == 1
 
 
-@pytest.mark.parametrize("spec", ["", "{}", "[]", "[" * 100_000, '["", [], {}]', '["", [], {"order": "random"}]'])
+HUGE = '["", [], {"max_bytes": 1' + "0" * 5000 + "}]"
+
+
+@pytest.mark.parametrize("spec", ["", "{}", "[]", "[" * 100_000, HUGE, '["", [], {}]', '["", [], {"order": "random"}]'])
 def test_spec_of_a_file_that_can_be_of_no_round_is_refused(folder, spec):
     with serving(folder) as server:
         accept(sparse(server), [0], [1.0])
@@ -77,6 +81,36 @@ def test_spec_of_a_file_that_can_be_of_no_round_is_refused(folder, spec):
         with pytest.raises(gq.InvalidArgumentError, match=r"emb\.safetensors does not fit"):
             gq.attach("emb", server)
         assert sparse(server).num_accumulated() == 1  # the state is whole
+
+
+def test_forked_child_of_a_server_that_was_being_made_does_not_hold_the_folder(folder):
+    # Forking beside threads is what DeprecationWarning is about: it is on purpose here.
+    command = [*STRICT_PYTHON, "-W", "ignore::DeprecationWarning", "-c", FORK, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("again\n", "")
+
+
+FORK = """
+import os, sys
+import gradquorum as gq
+from gradquorum.targets.process.hosted import Rounds
+restore, ends = Rounds.restore_all, os.pipe()
+def forking(rounds):
+    global child
+    Rounds.restore_all = restore
+    child = os.fork()
+    if child == 0:
+        os.close(ends[1])
+        os.read(ends[0], 1)
+        os._exit(0)
+    restore(rounds)
+Rounds.restore_all = forking
+gq.Server(checkpoint=sys.argv[1]).close()
+gq.Server(checkpoint=sys.argv[1]).close()  # while the child lives
+os.close(ends[1])
+assert os.waitpid(child, 0)[1] == 0
+print("again")
+"""
 
 
 def test_files_of_others_in_the_folder_are_left_alone(folder):
@@ -198,6 +232,22 @@ def test_round_that_cannot_be_saved_is_not_handed_out(folder, monkeypatch):
                 acc.take_grad(1)
         assert acc.num_undelivered == 1
         assert_rows(acc.take_grad(1), [0], [1.0])
+
+
+def test_round_whose_file_cannot_be_removed_stays_open_and_kept(folder, monkeypatch):
+    with serving(folder, every=0) as server:
+        remote = sparse(server)
+        for acc in (remote, server.accumulator("float32", (10, 1), "emb")):
+            accept(remote, [0], [1.0])
+            with monkeypatch.context() as patch:
+                patch.setattr(checkpoints, "sync_folder", fail)  # the file is gone by then
+                with pytest.raises(gq.GradQuorumError, match="cannot be removed, and so its round is not closed"):
+                    acc.close(for_all=True)
+            assert not acc.closed
+            accept(remote, [0], [1.0])
+            assert files(folder) == ["emb.safetensors"]
+        assert acc.close(for_all=True) == 4
+    assert files(folder) == []
 
 
 def test_save_from_time_to_time_that_fails_is_in_the_log_and_tried_again(folder, monkeypatch, caplog):

@@ -173,8 +173,20 @@ class RoundFile:
                 self._version = version
 
     def remove(self) -> None:
-        """Remove the file, for good: the round is over."""
-        with self._lock, contextlib.suppress(FileNotFoundError):
+        """Remove the file, for good: the round is over.
+
+        Raises:
+            GradQuorumError: it cannot be removed. The round is kept as before.
+        """
+        with self._lock:
+            try:
+                os.unlink(self.path)
+                sync_folder(os.path.dirname(self.path))
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                self._version = -1  # the next save writes it anew, if it is gone already
+                raise GradQuorumError(
+                    f"the checkpoint {self.path} cannot be removed, and so its round is not closed: {error}"
+                ) from error
             self._is_over = True
-            os.unlink(self.path)
-            sync_folder(os.path.dirname(self.path))
