@@ -312,6 +312,21 @@ def test_write_that_fails_changes_nothing():
     np.testing.assert_array_equal(table[...], [[5, 5], [6, 6], [0, 0]])
 
 
+def test_write_whose_index_cannot_be_kept_changes_nothing():
+    class Index:
+        def __index__(self):
+            return 1
+
+        def __deepcopy__(self, memo):
+            raise MemoryError
+
+    table = gq.shared_table((3, 2), "float32", consistent=True)
+    with pytest.raises(MemoryError):
+        table[Index()] = 5.0
+    assert table.version == 0
+    np.testing.assert_array_equal(table[...], np.zeros((3, 2)))
+
+
 def test_reads_are_copies_that_stay_what_they_were():
     table = gq.shared_table((3, 2), "float32", consistent=True)
     found = [table[1], table[1:], table[[1, 2]], table[...], table[1, 0], np.asarray(table), np.array(table)]
