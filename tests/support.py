@@ -19,7 +19,7 @@ TARGETS = ["local", "process"] if sys.platform == "linux" else ["local"]
 servers = {}
 """The servers of this process by address, for the looks behind the public names."""
 
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 """Seconds after which any wait in a test has failed."""
 
 

@@ -213,7 +213,7 @@ def test_timeout_zero_does_not_wait(acc):
     started = time.monotonic()
     with pytest.raises(gq.DeadlineExceededError):
         acc.take_grad(1, timeout=0)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < TIMEOUT
 
 
 def test_timeout_error_carries_and_prints_the_figures(acc):
@@ -234,7 +234,7 @@ def test_timeout_waits_about_as_long_as_asked(acc):
     started = time.monotonic()
     with pytest.raises(gq.DeadlineExceededError):
         acc.take_grad(1, timeout=0.1)
-    assert 0.1 <= time.monotonic() - started < 5
+    assert 0.1 <= time.monotonic() - started < TIMEOUT
 
 
 def test_timeout_of_a_take_serves_the_next_waiter_at_once(acc, run_thread):

@@ -16,7 +16,7 @@ from tests.process import children
 from tests.process.running import exit_code, hear, kill, start, start_connected
 from tests.support import STRICT_PYTHON, TIMEOUT, accept, assert_rows, num_blocked, wait_for_waiters, wait_until
 
-SOON = 5.0
+SOON = 20.0
 """Seconds: far less than the 30 after which a silent server counts as dead; a death is seen at once."""
 
 
