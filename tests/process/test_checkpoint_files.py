@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ import pytest
 import gradquorum as gq
 from gradquorum.checkpoint import read_checkpoint
 from gradquorum.targets.process import checkpoints
+from gradquorum.targets.process.hosted import HostedRound
 from tests.process.keeping import LATE, after_a_crash_now, files, serving, sparse
-from tests.support import STRICT_PYTHON, accept, apply, assert_rows, wait_until
+from tests.support import STRICT_PYTHON, TIMEOUT, accept, apply, assert_rows, wait_until
 
 save_file = pytest.importorskip("safetensors.numpy").save_file
 
@@ -258,6 +260,22 @@ def test_save_from_time_to_time_that_fails_is_in_the_log_and_tried_again(folder,
             accept(acc, [0], [1.0])
             wait_until(lambda: "'emb' could not be saved" in caplog.text, "a line in the log")
         wait_until(lambda: files(folder) == ["emb.safetensors"], "a file")
+
+
+def test_server_that_is_closed_during_a_save_from_time_to_time_ends_that_thread_quietly(folder, monkeypatch):
+    begun, gate, errors = threading.Event(), threading.Event(), []
+    monkeypatch.setattr(threading, "excepthook", errors.append)
+    monkeypatch.setattr(HostedRound, "try_to_save", lambda self: begun.set() or gate.wait(TIMEOUT))
+    with serving(folder, every=0.01) as server:
+        accept(sparse(server), [0], [1.0])
+        assert begun.wait(TIMEOUT)
+        savers = [thread for thread in threading.enumerate() if thread.name == "gradquorum-checkpoint"]
+    gate.set()
+    for saver in savers:
+        saver.join(TIMEOUT)
+        assert not saver.is_alive()
+    assert savers
+    assert not errors
 
 
 def test_last_save_that_fails_is_raised_by_close_which_closes_all_the_same(folder, monkeypatch):

@@ -33,10 +33,8 @@ _logger = logging.getLogger("gradquorum")
 class Checkpoints:
     """The folder of one server, which has it to itself. Nothing here changes after `__init__`."""
 
-    def __init__(self, directory: str | os.PathLike[str], every: float) -> None:
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = os.path.abspath(os.fsdecode(directory))
-        self.every = every
-        """Seconds between saves; 0 saves whatever changes before the client hears of it."""
         try:
             import safetensors  # noqa: F401 - better now than when there is something to save
         except ImportError as error:

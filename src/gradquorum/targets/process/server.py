@@ -44,8 +44,8 @@ os.register_at_fork(after_in_child=_after_fork)
 class Service:
     """The rounds, the connections and the threads of a server. Arguments are those of `gradquorum.Server`, checked.
 
-    Guarded by ``_lock``: ``_links``, ``_sessions`` and ``_closing`` (may be read without). Nothing else changes after
-    `__init__`.
+    Guarded by ``_lock``: ``_links``, ``_sessions`` and ``_closing`` (may be read without). Who closes lets go of
+    ``_checkpoints``. Nothing else changes after `__init__`.
     """
 
     def __init__(
@@ -61,13 +61,15 @@ class Service:
         """Whether rounds are saved."""
         self.keeps_each = checkpoint is not None and checkpoint_every == 0
         """Whether each change is saved before the client hears of it."""
+        self._save_every = checkpoint_every
+        """Seconds."""
         self.memory = SharedMemory()
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._links: set[Link] = set()
         self._sessions: dict[bytes, Session] = {}
         self._closing = False
-        self._checkpoints = None if checkpoint is None else Checkpoints(checkpoint, checkpoint_every)
+        self._checkpoints = None if checkpoint is None else Checkpoints(checkpoint)
         try:
             _services.add(self)
             self.rounds = Rounds(self._checkpoints)
@@ -234,8 +236,7 @@ class Service:
 
     def _save_often(self) -> None:
         """Save the rounds that have changed, again and again."""
-        assert self._checkpoints is not None
-        while not self._ended.wait(self._checkpoints.every):
+        while not self._ended.wait(self._save_every):
             for hosted in self.rounds.all():
                 hosted.try_to_save()
 
