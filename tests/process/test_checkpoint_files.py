@@ -262,6 +262,19 @@ def test_save_from_time_to_time_that_fails_is_in_the_log_and_tried_again(folder,
         wait_until(lambda: files(folder) == ["emb.safetensors"], "a file")
 
 
+def test_close_that_is_interrupted_has_saved_and_lets_go_of_the_folder(folder, monkeypatch):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    server = gq.Server(checkpoint=folder, checkpoint_every=LATE)
+    accept(server.accumulator("float32", (10, 1), "emb"), [0], [1.0])
+    monkeypatch.setattr(server._service.rounds, "close_all", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        server.close()
+    with serving(folder) as again:
+        assert sparse(again).num_accumulated() == 1
+
+
 def test_server_that_is_closed_during_a_save_from_time_to_time_ends_that_thread_quietly(folder, monkeypatch):
     begun, gate, errors = threading.Event(), threading.Event(), []
     monkeypatch.setattr(threading, "excepthook", errors.append)
