@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gradquorum as gq
-from gradquorum.checkpoint import read_checkpoint
+from gradquorum.checkpoint import read_checkpoint, read_spec
 from gradquorum.targets.process import checkpoints
 from gradquorum.targets.process.hosted import HostedRound
 from tests.process.keeping import LATE, after_a_crash_now, files, serving, sparse
@@ -83,6 +83,18 @@ def test_spec_of_a_file_that_can_be_of_no_round_is_refused(folder, spec):
         with pytest.raises(gq.InvalidArgumentError, match=r"emb\.safetensors does not fit"):
             gq.attach("emb", server)
         assert sparse(server).num_accumulated() == 1  # the state is whole
+
+
+def test_round_whose_engine_is_not_here_goes_on_with_the_default_one(folder):
+    with serving(folder) as server:
+        accept(sparse(server, engine="reference"), [0], [1.0])
+    file = folder / "emb.safetensors"
+    spec = read_spec(file).replace('"reference"', '"of another machine"')
+    checkpoints.write_checkpoint(file, read_checkpoint(file), spec=spec)
+    with serving(folder) as server:
+        acc = gq.attach("emb", server.address)
+        assert acc.engine == gq.engine_name
+        assert_rows(acc.take_grad(1), [0], [1.0])
 
 
 def test_forked_child_of_a_server_that_was_being_made_does_not_hold_the_folder(folder):
