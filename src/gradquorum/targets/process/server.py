@@ -44,7 +44,7 @@ os.register_at_fork(after_in_child=_after_fork)
 class Service:
     """The rounds, the connections and the threads of a server. Arguments are those of `gradquorum.Server`, checked.
 
-    Guarded by ``_lock``: ``_links``, ``_sessions`` and ``_closing`` (may be read without). Who closes lets go of
+    Guarded by ``_lock``: ``_links``, ``_sessions`` and ``closing`` (may be read without). Who closes lets go of
     ``_checkpoints``. Nothing else changes after `__init__`.
     """
 
@@ -68,7 +68,8 @@ class Service:
         self._lock = threading.Lock()
         self._links: set[Link] = set()
         self._sessions: dict[bytes, Session] = {}
-        self._closing = False
+        self.closing = False
+        """Whether it has been closed."""
         self._checkpoints = None if checkpoint is None else Checkpoints(checkpoint)
         try:
             _services.add(self)
@@ -97,12 +98,12 @@ class Service:
     def close(self) -> int:
         """Close it, as `gradquorum.Server.close` does."""
         with self._lock:
-            if self._closing:
+            if self.closing:
                 return 0
             # Before any conversation ends: who then finds its connection or the socket gone knows that all is well.
             for session in self._sessions.values():
                 session.say_bye()
-            self._closing = True
+            self.closing = True
         try:
             self._end_conversations()
         finally:  # also after Ctrl-C: what is kept is saved, and the folder is free
@@ -137,11 +138,6 @@ class Service:
         """What clients must know."""
         return self._place.key
 
-    @property
-    def closing(self) -> bool:
-        """Whether it has been closed."""
-        return self._closing
-
     def open(self, spec: RoundSpec | None, shared_name: str) -> HostedTarget:
         """Return a handle of this process."""
         if self._place.is_foreign:
@@ -175,7 +171,7 @@ class Service:
             ClosedError: the server has been closed.
         """
         with self._lock:
-            if self._closing:
+            if self.closing:
                 raise ClosedError("the server has been closed")
             if token is None:
                 session = Session(self.rounds, secrets.token_bytes(16), link.channel)
@@ -188,7 +184,7 @@ class Service:
         with self._lock:
             self._sessions.pop(session.token, None)
             # While closing, each still sends its reply; then it ends by itself.
-            links = [] if self._closing else [link for link in self._links if link.session is session]
+            links = [] if self.closing else [link for link in self._links if link.session is session]
         session.end()
         for link in links:
             link.channel.shut_down()
@@ -209,7 +205,7 @@ class Service:
             try:
                 sock, _ = self._place.listener.accept()
             except OSError as error:
-                if self._closing or error.errno in (errno.EINVAL, errno.EBADF):
+                if self.closing or error.errno in (errno.EINVAL, errno.EBADF):
                     return
                 if error.errno != errno.ECONNABORTED:  # no descriptors, no memory: others may free some
                     self._ended.wait(_NO_DESCRIPTOR_SECONDS)
@@ -220,7 +216,7 @@ class Service:
         channel = Channel(sock)
         link = Link(self, channel)
         with self._lock:
-            if not self._closing:
+            if not self.closing:
                 self._links.add(link)
                 with contextlib.suppress(RuntimeError):  # no more threads to be had
                     link.thread.start()
@@ -247,7 +243,7 @@ class Service:
 
     def _forget(self) -> None:
         """Close in a forked child what belongs to the parent."""
-        self._closing = True
+        self.closing = True
         self._end_checkpoints()
         place: Address | None = getattr(self, "_place", None)  # there is none yet if it was being made
         if place is not None:
