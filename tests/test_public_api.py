@@ -178,6 +178,17 @@ def test_public_object_has_a_docstring_of_one_sentence_first(path):
     assert documentation.split("\n\n")[0].rstrip()[-1] in ".:"
 
 
+SHOWN = {
+    "Server": ["accumulator", "address", "close", "group"],
+    "SyncReplicas": ["close", "closed", "group", "params", "run", "worker"],
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_class_shows_what_is_for_its_users_and_nothing_else(name):
+    assert [attribute for attribute in dir(getattr(gq, name)) if not attribute.startswith("_")] == SHOWN[name]
+
+
 DOCUMENTED = {
     "apply_grad": ["Args:", "Returns:", "Raises:"],
     "apply_indexed_slices_grad": ["Args:", "Raises:"],

@@ -35,8 +35,8 @@ from gradquorum.training import SyncReplicas
 _ADAPTERS = ("jax", "tensorflow", "torch")
 
 if TYPE_CHECKING:
+    from gradquorum.server import Server
     from gradquorum.tables import shared_table
-    from gradquorum.targets.process.server import Server
 
 __all__ = [
     "AccumulatorGroup",
@@ -80,7 +80,7 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     """Load what only some programs need when it is first named."""
     if name == "Server":
-        from gradquorum.targets.process.server import Server
+        from gradquorum.server import Server
 
         return Server
     if name == "shared_table":

@@ -151,6 +151,11 @@ class AbstractAccumulator(Keeping, ABC, Generic[R]):
         number = self._check_take(num_required, exact)
         return self._target.take(number, check_timeout(timeout), exact, self._build)
 
+    def _take_with_step(self, num_required: int, timeout: float | None) -> tuple[R, int]:
+        """Take, and return the round's step as well, which an array does not say."""
+        number = self._check_take(num_required, exact=False)
+        return self._target.take(number, timeout, False, lambda merged: (self._build(merged), merged.step))
+
     async def _take_async(self, num_required: Any, timeout: float | None, exact: bool) -> R:
         number = self._check_take(num_required, exact)
         return await self._target.take_async(number, check_timeout(timeout), exact, self._build)
@@ -190,13 +195,12 @@ class AbstractAccumulator(Keeping, ABC, Generic[R]):
         return number
 
     def _rounds(self, num_required: Any, timeout: float | None) -> Iterator[R]:
-        number, seconds = self._check_take(num_required, exact=False), check_timeout(timeout)
-        return self._iterate(number, seconds)
+        return self._iterate(self._check_take(num_required, exact=False), check_timeout(timeout))
 
     def _iterate(self, num_required: int, timeout: float | None) -> Iterator[R]:
         while True:
             try:
-                result, step = self._target.take(num_required, timeout, False, self._build_with_step)
+                result, step = self._take_with_step(num_required, timeout)
             except (CancelledError, ClosedError):
                 return
             yield result
@@ -205,9 +209,6 @@ class AbstractAccumulator(Keeping, ABC, Generic[R]):
                 self._target.publish(step + 1, only_raise=True)
             except ClosedError:
                 return
-
-    def _build_with_step(self, merged: Merged) -> tuple[R, int]:
-        return self._build(merged), merged.step
 
     # Public
 

@@ -234,6 +234,7 @@ class ConsistentTable:
                 return found
 
     def __setitem__(self, index: Any, values: Any) -> None:
+        written = copy.deepcopy(index)  # before there is anything to see: an array may be the caller's
         with self._memory.exclusive():
             version = self.version
             old, new = self._buffers[version % 2], self._buffers[(version + 1) % 2]
@@ -243,10 +244,10 @@ class ConsistentTable:
             _fence()
             behind = where if where is not None and last == version else ...
             new[behind] = old[behind]
-            new[index] = values
+            new[written] = values
             _fence()
             self._published[0] = version + 1
-            self._last = (version + 1, copy.deepcopy(index))
+            self._last = (version + 1, written)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:

@@ -15,7 +15,7 @@ import gradquorum as gq
 from gradquorum import background as background_module
 from gradquorum.records import Prefix
 from gradquorum.targets import local
-from tests.support import TIMEOUT, accept, available_engines, column, only_local
+from tests.support import TIMEOUT, accept, available_engines, column, only_local, round_of, wait_until
 
 
 def run_python(code, *arguments):
@@ -168,6 +168,29 @@ def test_result_of_a_dropped_future_is_freed_at_once(make):
         assert gradient() is None
     finally:
         gc.enable()
+
+
+@only_local("only there a take has a timer")
+@pytest.mark.parametrize("timeout", [None, 1e6])
+def test_take_that_ends_before_its_deadline_is_watched_leaves_no_timer(make, monkeypatch, timeout):
+    timers = []
+
+    class Late:
+        """Sets timers when the take has ended."""
+
+        def __getattr__(self, name):
+            return getattr(background_module.background, name)
+
+        def call_at(self, moment, call):
+            wait_until(lambda: not round_of(acc).num_in_flight, "the end of the take")
+            timers.append(background_module.background.call_at(moment, call))
+            return timers[-1]
+
+    monkeypatch.setattr(local, "background", Late())
+    acc = make.sparse("float32", (2, 1))
+    accept(acc, [0], [1.0])
+    assert acc.submit_take(1, timeout=timeout).result(TIMEOUT).num_gradients == 1
+    assert [timer.call for timer in timers] == [None]
 
 
 def test_thread_that_cannot_start_spoils_no_later_future(make, monkeypatch):

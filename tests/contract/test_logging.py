@@ -1,6 +1,7 @@
 """SEMANTICS 4: a take that has waited long says so in the log."""
 
 import asyncio
+import contextlib
 import logging
 import time
 
@@ -61,25 +62,27 @@ def test_take_ended_in_time_logs_nothing(acc, caplog):
 
 
 def test_take_that_logs_still_ends_at_its_deadline(acc, caplog, monkeypatch):
-    monkeypatch.setattr(local, "FIRST_LOG_SECONDS", 0.02)
+    monkeypatch.setattr(local, "FIRST_LOG_SECONDS", 0.0)
     with pytest.raises(gq.DeadlineExceededError):
-        acc.take_grad(1, timeout=0.1)
+        acc.take_grad(1, timeout=0.3)
     assert len(waits(caplog)) == 1
 
 
 @pytest.mark.parametrize("form", ["submit_take", "take_grad_async"])
 def test_take_cancelled_logs_nothing_and_is_forgotten(acc, caplog, monkeypatch, form):
-    monkeypatch.setattr(local, "FIRST_LOG_SECONDS", 0.05)
-
     async def cancel():
         task = asyncio.ensure_future(acc.take_grad_async(1))
         await asyncio.sleep(0)
         assert task.cancel()
-        await asyncio.sleep(0.2)
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
-    if form == "submit_take":
-        assert acc.submit_take(1).cancel()
-        time.sleep(0.2)
-    else:
-        asyncio.run(cancel())
+    for seconds in (0.05, 0.5, 5.0):  # longer on a busy machine, where to cancel took longer than that
+        monkeypatch.setattr(local, "FIRST_LOG_SECONDS", seconds)
+        caplog.clear()
+        began = time.monotonic()
+        assert acc.submit_take(1).cancel() if form == "submit_take" else asyncio.run(cancel()) is None
+        if time.monotonic() - began < seconds:
+            break
+    time.sleep(seconds + 0.1)
     assert not waits(caplog)

@@ -229,6 +229,21 @@ def test_a_round_that_was_cut_off_is_applied_before_its_step_is_published(make, 
     assert (taken[0].step, published) == (0, [0])
 
 
+@pytest.mark.parametrize("kind", ["sparse", "dense"])
+def test_update_gets_the_step_of_its_round_whatever_becomes_of_the_step_meanwhile(make, monkeypatch, kind):
+    options = {"expected_workers": 1, "max_per_worker": 1}
+    acc = getattr(make, kind)("float32", (1, 1), **options)
+    steps = []
+    with gq.SyncReplicas(acc, 1, num_workers=1, update=lambda gradient, step: steps.append(step)) as sync:
+        with sync.worker(0) as worker:
+            worker.begin()
+            worker.apply([[1.0]] if kind == "dense" else ([0], [[1.0]]))
+        build = type(acc)._build
+        monkeypatch.setattr(type(acc), "_build", lambda acc, merged: acc.set_global_step(7) or build(acc, merged))
+        assert sync.run(1, timeout=TIMEOUT) == 1
+    assert steps == [0]
+
+
 @pytest.mark.usefixtures("switch_often")
 def test_nobody_starves_and_nothing_is_lost_when_workers_come_and_go(make, run_thread):
     num_workers, lives = 6, 12

@@ -82,7 +82,7 @@ def test_sessions_take_from_a_server_can_be_ended(tf, gqtf, server, shared, name
                 session.run(take, options=tf.compat.v1.RunOptions(timeout_in_ms=300))
         else:
             taking = run_thread(session.run, take)
-            rounds = server.rounds._rounds[name].round
+            rounds = server._service.rounds._rounds[name].round
             wait_until(lambda: len(rounds._queue) == 1)
             session.close()
             assert isinstance(taking.error(), tf.errors.CancelledError)
@@ -189,7 +189,7 @@ def test_waiting_takes_of_a_session_leave_threads_to_applies(
     config = v1.ConfigProto(inter_op_parallelism_threads=threads, use_per_session_threads=True)
     with v1.Session(graph=in_graph.graph, config=config) as session:
         taking = run_thread(session.run, takes)
-        wait_until(lambda: any(server.rounds._rounds[f"{name}/{i}"].round._queue for i in range(2)))
+        wait_until(lambda: any(server._service.rounds._rounds[f"{name}/{i}"].round._queue for i in range(2)))
         session.run(apply, options=v1.RunOptions(timeout_in_ms=int(1000 * TIMEOUT)))
         assert [values.tolist() for values in taking.result()] == [[[2.0]], [[2.0]]]
     for acc in accs:
@@ -219,7 +219,7 @@ def test_gradient_between_the_end_of_a_session_and_that_of_its_look_is_not_lost(
     with in_graph.build():
         acc = gqtf.SparseConditionalAccumulator("float32", [5, 1], shared_name=name, target=server.address)
         take = acc.take_grad(1)
-    rounds = server.rounds._rounds[name].round
+    rounds = server._service.rounds._rounds[name].round
 
     def run(session):
         with contextlib.suppress(tf.errors.CancelledError):

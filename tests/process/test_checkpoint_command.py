@@ -3,18 +3,17 @@
 import shutil
 import signal
 import subprocess
-import sys
 
 import pytest
 
 import gradquorum as gq
-from tests.support import TIMEOUT, accept
+from tests.support import STRICT_PYTHON, TIMEOUT, accept
 
 pytest.importorskip("safetensors")
 
 
 def start_command(address, *arguments):
-    command = [sys.executable, "-m", "gradquorum", "serve", "--address", str(address), *arguments]
+    command = [*STRICT_PYTHON, "-m", "gradquorum", "serve", "--address", str(address), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if "listening" in (line := process.stdout.readline()):
         return process

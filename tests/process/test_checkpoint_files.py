@@ -3,16 +3,19 @@
 import logging
 import os
 import pickle
+import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 
 import gradquorum as gq
-from gradquorum.checkpoint import read_checkpoint
+from gradquorum.checkpoint import read_checkpoint, read_spec
 from gradquorum.targets.process import checkpoints
+from gradquorum.targets.process.hosted import HostedRound
 from tests.process.keeping import LATE, after_a_crash_now, files, serving, sparse
-from tests.support import accept, apply, assert_rows, wait_until
+from tests.support import STRICT_PYTHON, TIMEOUT, accept, apply, assert_rows, wait_until
 
 save_file = pytest.importorskip("safetensors.numpy").save_file
 
@@ -67,7 +70,10 @@ def test_file_that_was_unusable_is_used_when_it_is_whole_again(folder):
         assert gq.attach("emb", server).num_accumulated() == 1
 
 
-@pytest.mark.parametrize("spec", ["", "{}", "[]", "[" * 100_000, '["", [], {}]', '["", [], {"order": "random"}]'])
+HUGE = '["", [], {"max_bytes": 1' + "0" * 5000 + "}]"
+
+
+@pytest.mark.parametrize("spec", ["", "{}", "[]", "[" * 100_000, HUGE, '["", [], {}]', '["", [], {"order": "random"}]'])
 def test_spec_of_a_file_that_can_be_of_no_round_is_refused(folder, spec):
     with serving(folder) as server:
         accept(sparse(server), [0], [1.0])
@@ -77,6 +83,48 @@ def test_spec_of_a_file_that_can_be_of_no_round_is_refused(folder, spec):
         with pytest.raises(gq.InvalidArgumentError, match=r"emb\.safetensors does not fit"):
             gq.attach("emb", server)
         assert sparse(server).num_accumulated() == 1  # the state is whole
+
+
+def test_round_whose_engine_is_not_here_goes_on_with_the_default_one(folder):
+    with serving(folder) as server:
+        accept(sparse(server, engine="reference"), [0], [1.0])
+    file = folder / "emb.safetensors"
+    spec = read_spec(file).replace('"reference"', '"of another machine"')
+    checkpoints.write_checkpoint(file, read_checkpoint(file), spec=spec)
+    with serving(folder) as server:
+        acc = gq.attach("emb", server.address)
+        assert acc.engine == gq.engine_name
+        assert_rows(acc.take_grad(1), [0], [1.0])
+
+
+def test_forked_child_of_a_server_that_was_being_made_does_not_hold_the_folder(folder):
+    # Forking beside threads is what DeprecationWarning is about: it is on purpose here.
+    command = [*STRICT_PYTHON, "-W", "ignore::DeprecationWarning", "-c", FORK, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("again\n", "")
+
+
+FORK = """
+import os, sys
+import gradquorum as gq
+from gradquorum.targets.process.hosted import Rounds
+restore, ends = Rounds.restore_all, os.pipe()
+def forking(rounds):
+    global child
+    Rounds.restore_all = restore
+    child = os.fork()
+    if child == 0:
+        os.close(ends[1])
+        os.read(ends[0], 1)
+        os._exit(0)
+    restore(rounds)
+Rounds.restore_all = forking
+gq.Server(checkpoint=sys.argv[1]).close()
+gq.Server(checkpoint=sys.argv[1]).close()  # while the child lives
+os.close(ends[1])
+assert os.waitpid(child, 0)[1] == 0
+print("again")
+"""
 
 
 def test_files_of_others_in_the_folder_are_left_alone(folder):
@@ -200,6 +248,22 @@ def test_round_that_cannot_be_saved_is_not_handed_out(folder, monkeypatch):
         assert_rows(acc.take_grad(1), [0], [1.0])
 
 
+def test_round_whose_file_cannot_be_removed_stays_open_and_kept(folder, monkeypatch):
+    with serving(folder, every=0) as server:
+        remote = sparse(server)
+        for acc in (remote, server.accumulator("float32", (10, 1), "emb")):
+            accept(remote, [0], [1.0])
+            with monkeypatch.context() as patch:
+                patch.setattr(checkpoints, "sync_folder", fail)  # the file is gone by then
+                with pytest.raises(gq.GradQuorumError, match="cannot be removed, and so its round is not closed"):
+                    acc.close(for_all=True)
+            assert not acc.closed
+            accept(remote, [0], [1.0])
+            assert files(folder) == ["emb.safetensors"]
+        assert acc.close(for_all=True) == 4
+    assert files(folder) == []
+
+
 def test_save_from_time_to_time_that_fails_is_in_the_log_and_tried_again(folder, monkeypatch, caplog):
     with caplog.at_level(logging.ERROR, "gradquorum"), serving(folder, every=0.02) as server:
         acc = sparse(server)
@@ -208,6 +272,35 @@ def test_save_from_time_to_time_that_fails_is_in_the_log_and_tried_again(folder,
             accept(acc, [0], [1.0])
             wait_until(lambda: "'emb' could not be saved" in caplog.text, "a line in the log")
         wait_until(lambda: files(folder) == ["emb.safetensors"], "a file")
+
+
+def test_close_that_is_interrupted_has_saved_and_lets_go_of_the_folder(folder, monkeypatch):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    server = gq.Server(checkpoint=folder, checkpoint_every=LATE)
+    accept(server.accumulator("float32", (10, 1), "emb"), [0], [1.0])
+    monkeypatch.setattr(server._service.rounds, "close_all", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        server.close()
+    with serving(folder) as again:
+        assert sparse(again).num_accumulated() == 1
+
+
+def test_server_that_is_closed_during_a_save_from_time_to_time_ends_that_thread_quietly(folder, monkeypatch):
+    begun, gate, errors = threading.Event(), threading.Event(), []
+    monkeypatch.setattr(threading, "excepthook", errors.append)
+    monkeypatch.setattr(HostedRound, "try_to_save", lambda self: begun.set() or gate.wait(TIMEOUT))
+    with serving(folder, every=0.01) as server:
+        accept(sparse(server), [0], [1.0])
+        assert begun.wait(TIMEOUT)
+        savers = [thread for thread in threading.enumerate() if thread.name == "gradquorum-checkpoint"]
+    gate.set()
+    for saver in savers:
+        saver.join(TIMEOUT)
+        assert not saver.is_alive()
+    assert savers
+    assert not errors
 
 
 def test_last_save_that_fails_is_raised_by_close_which_closes_all_the_same(folder, monkeypatch):

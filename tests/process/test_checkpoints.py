@@ -19,7 +19,7 @@ def test_rounds_are_restored_when_the_server_starts(folder):
         accept(sparse(server), [2], [1.0])
         accept(sparse(server, "other"), [2], [1.0])
     with serving(folder) as server:
-        assert [hosted.round.num_accumulated(hosted.keeper) for hosted in server.rounds.all()] == [1, 1]
+        assert [hosted.round.num_accumulated(hosted.keeper) for hosted in server._service.rounds.all()] == [1, 1]
         assert_rows(gq.attach("emb", server.address).take_grad(1), [2], [1.0])  # nobody brings a spec
 
 
@@ -39,9 +39,9 @@ OPTIONS = [
 def test_restored_round_has_its_spec_with_all_options(folder, options, shape):
     with serving(folder) as server:
         accept(sparse(server, shape=shape, **options), [2], [[1.0]], worker=0)
-        (before,) = server.rounds.all()
+        (before,) = server._service.rounds.all()
     with serving(folder) as server:
-        (restored,) = server.rounds.all()
+        (restored,) = server._service.rounds.all()
         assert restored.spec == before.spec
         assert restored.host.engine_name == before.host.engine_name
         assert sparse(server, shape=shape, **options).num_accumulated() == 1
@@ -149,7 +149,7 @@ def test_round_that_arrives_while_the_server_ends_does_not_come_again(folder, ru
             take = run_thread(acc.take_grad, 1)
             assert merges.begun.wait(TIMEOUT)
             closing = run_thread(server.close)
-            wait_until(lambda: acc.closed or server._ended.is_set(), "a server that closes")
+            wait_until(lambda: acc.closed or server._service._ended.is_set(), "a server that closes")
         assert_rows(take.result(), [0], [1.0])
         closing.result()
     with serving(folder) as server:

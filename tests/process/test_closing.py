@@ -64,7 +64,7 @@ def test_call_while_the_server_closes_is_answered_or_closed(closing, monkeypatch
                     idle.pop().channel.close()
         return acc.num_accumulated()
 
-    outcomes = during(monkeypatch, getattr(closing, part), step, when, call)
+    outcomes = during(monkeypatch, getattr(closing._service, part), step, when, call)
     closing.close()
     assert len(outcomes) == 3
     errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
@@ -78,7 +78,7 @@ def test_take_that_waits_while_the_server_closes_is_cancelled(closing, run_threa
     acc = sparse(closing.address)
     call, future = run_thread(acc.take_grad, 1), acc.submit_take(1)
     wait_for_waiters(acc, 2)
-    during(monkeypatch, getattr(closing, part), step, "before", acc.num_accumulated)
+    during(monkeypatch, getattr(closing._service, part), step, "before", acc.num_accumulated)
     closing.close()
     assert isinstance(call.error(), gq.CancelledError)
     assert isinstance(future.exception(), gq.CancelledError)
@@ -88,9 +88,9 @@ def test_client_that_is_about_to_say_hello_while_the_server_closes_is_told(closi
     show_key = Channel.show_key
 
     def closing_first(channel, key):
-        wait_until(lambda: closing._links, "a connection")
+        wait_until(lambda: closing._service._links, "a connection")
         run_thread(closing.close)
-        wait_until(lambda: closing.closing, "a server that closes")
+        wait_until(lambda: closing._service.closing, "a server that closes")
         show_key(channel, key)
 
     monkeypatch.setattr(Channel, "show_key", closing_first)

@@ -153,7 +153,7 @@ def test_unchanged_round_is_not_written_again(folder, monkeypatch):
         accept(acc, [0], [1.0])
         count = len(written)
         assert (acc.num_accumulated(), acc.global_step, acc.last_sequence("a")) == (1, 0, -1)
-        server.rounds.all()[0].save()
+        server._service.rounds.all()[0].save()
         assert len(written) == count
 
 

@@ -16,7 +16,7 @@ from tests.process import children
 from tests.process.running import exit_code, hear, kill, start, start_connected
 from tests.support import STRICT_PYTHON, TIMEOUT, accept, assert_rows, num_blocked, wait_for_waiters, wait_until
 
-SOON = 5.0
+SOON = 20.0
 """Seconds: far less than the 30 after which a silent server counts as dead; a death is seen at once."""
 
 
@@ -131,11 +131,11 @@ def test_server_that_stops_is_unavailable_when_the_deadline_has_passed(hosts, ru
 
 
 def test_server_that_is_only_busy_is_waited_for(hosts, run_thread, monkeypatch):
-    monkeypatch.setattr(client, "ANSWER_SECONDS", 0.5)
-    hosts.start(0.5)
+    monkeypatch.setattr(client, "ANSWER_SECONDS", 1.5)
+    hosts.start(0.5)  # it says three times as often as it must that it is there, also on a busy machine
     acc = sparse(hosts.address)
     with pytest.raises(gq.DeadlineExceededError):
-        acc.take_grad(1, timeout=2.0)  # four deadlines long
+        acc.take_grad(1, timeout=3.5)  # two deadlines long
     assert acc.num_accumulated() == 0
 
 
@@ -194,10 +194,10 @@ def test_taker_killed_while_it_waits_leaves_its_turn_to_the_next(server, name, r
 @pytest.mark.parametrize("num_rows", [1, 1000], ids=["small", "large"])
 def test_h4_worker_killed_between_copy_and_commit_has_added_nothing_and_its_memory_is_freed(server, name, num_rows):
     acc = sparse(server.address, shared_name=name)
-    before = server.held_bytes
+    before = server._service.held_bytes
     process = start(children.apply_and_die, server.address, name, num_rows, "Apply")
     assert exit_code(process) == -signal.SIGKILL
-    wait_until(lambda: server.held_bytes == before, "the memory")
+    wait_until(lambda: server._service.held_bytes == before, "the memory")
     assert (acc.num_accumulated(), acc.global_step) == (0, 0)
 
 
@@ -297,7 +297,7 @@ def test_max_bytes_of_a_server_refuses_what_does_not_fit_and_loses_nothing(tmp_p
                 accept(acc, np.arange(1000), ROWS)
                 count += 1
         assert 1 <= count < 10
-        assert server.held_bytes <= 100_000  # with the block that the last one was copied from
+        assert server._service.held_bytes <= 100_000  # with the block that the last one was copied from
         with pytest.raises(gq.ResourceExhaustedError):
             other.apply_grad(np.arange(1000), ROWS)
         assert acc.num_accumulated() == count

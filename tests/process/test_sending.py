@@ -94,4 +94,4 @@ def test_small_gradients_written_to_a_large_block_keep_to_the_budget_of_the_serv
             with pytest.raises(gq.ResourceExhaustedError):
                 for _ in range(100):
                     worker.apply_grad(ids, rows[: len(ids)], local_step=None)
-            assert server.held_bytes <= most + rows.nbytes  # the block that is read counts once only
+            assert server._service.held_bytes <= most + rows.nbytes  # the block that is read counts once only

@@ -192,7 +192,7 @@ def test_ctrl_c_interrupts_a_waiting_take_at_once(make):
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         blocks_until(acc, lambda: acc.take_grad(1), lambda: os.kill(os.getpid(), signal.SIGINT))
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < TIMEOUT
     accept(acc, [0], [1.0])
     assert (acc.num_accumulated(), acc.global_step) == (1, 0)  # nobody waits any more
     assert acc.take_grad(1, timeout=0).num_gradients == 1

@@ -195,7 +195,7 @@ def test_demo_when_interrupted_says_so_in_one_line_and_exits_130(text):
             for _ in range(3):
                 process.stdout.readline()  # the third is the first of the progress: all threads are at work
             process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=30)  # the sleeping straggler does not hold it up
+            _, err = process.communicate(timeout=100)  # the sleeping straggler does not hold it up
         finally:
             process.kill()
     assert (process.returncode, err) == (130, "gradquorum: interrupted\n")

@@ -20,7 +20,7 @@ if sys.platform == "linux":
 @pytest.fixture
 def pair():
     one, two = socket.socketpair(socket.AF_UNIX)
-    channels = Channel(one, timeout=5), Channel(two, timeout=5)
+    channels = Channel(one, timeout=60), Channel(two, timeout=60)
     yield channels
     for channel in channels:
         channel.close()
@@ -51,7 +51,7 @@ def test_message_longer_than_the_buffer_of_the_socket_arrives_whole(pair, run_th
 
 def test_message_in_single_bytes_arrives_whole_and_the_next_one_after_it():
     one, two = socket.socketpair(socket.AF_UNIX)
-    channel = Channel(two, timeout=5)
+    channel = Channel(two, timeout=60)
     for byte in struct.pack("!i", 3) + b"abc" + struct.pack("!i", 0) + struct.pack("!i", 1) + b"d":
         one.send(bytes([byte]))
     assert [channel.receive(), channel.receive(), channel.receive()] == [b"abc", b"", b"d"]

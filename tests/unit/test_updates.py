@@ -9,7 +9,7 @@ import pytest
 
 import gradquorum as gq
 
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 
 
 def group_of(**members):

@@ -214,7 +214,7 @@ def no_thread_is_left():
     yield
     for thread in set(threading.enumerate()) - before:
         if not thread.daemon:
-            thread.join(timeout=10)
+            thread.join(timeout=60)
             assert not thread.is_alive(), thread
 
 
@@ -293,7 +293,7 @@ class InTurn:
 
         def apply_in_turn(gradients):
             with self._changed:
-                assert self._changed.wait_for(lambda: self._turn() == index, timeout=10)
+                assert self._changed.wait_for(lambda: self._turn() == index, timeout=60)
                 receipt = apply(gradients)
                 self._num_applied += 1
                 self._changed.notify_all()

@@ -52,7 +52,7 @@ def serve(
     """
     if every is not None and checkpoint is None:
         raise click.UsageError("--every needs --checkpoint")
-    from gradquorum.targets.process.server import Server
+    from gradquorum.server import Server
 
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -81,9 +81,9 @@ def open_shared(target: object, shared_name: str | None, spec: RoundSpec | None,
         from gradquorum.targets.process.target import open_remote
 
         return open_remote(target, shared_name, spec, create)
-    server = sys.modules.get("gradquorum.targets.process.server")
+    server = sys.modules.get("gradquorum.server")
     if server is not None and isinstance(target, server.Server):
-        return target.open(spec, shared_name)
+        return target._open(spec, shared_name)
     is_name = isinstance(target, str) and target
     hint = f" (for a socket in this folder write {os.path.join(os.curdir, str(target))!r})" if is_name else ""
     raise InvalidArgumentError(

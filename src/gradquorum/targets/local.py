@@ -407,6 +407,8 @@ class _BackgroundTake(Generic[T]):
 
     def _watch(self, deadline: Deadline, log_at: float) -> None:
         self._timer = background.call_at(min(deadline.at, log_at), lambda: self._on_time(deadline, log_at))
+        if self.ticket is None:  # it ended meanwhile, before there was a timer to cancel
+            background.cancel(self._timer)
 
     def _on_time(self, deadline: Deadline, log_at: float) -> None:
         ticket = self.ticket

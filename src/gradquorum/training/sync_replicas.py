@@ -17,7 +17,6 @@ from gradquorum.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
-from gradquorum.groups import AccumulatorGroup
 from gradquorum.handle import AbstractAccumulator
 from gradquorum.terms import check_timeout
 from gradquorum.training.requirement import check_membership, check_requirement
@@ -252,9 +251,8 @@ class SyncReplicas:
             self._raise_failure()
             try:
                 with _until_closed():
-                    gradient = self._requirement.take(self._group, self._take, deadline.left(_LOOK_SECONDS))
-                    # That of a dense accumulator is an array. Nobody else takes.
-                    return gradient, getattr(gradient, "step", self._group.global_step - 1)
+                    left = deadline.left(_LOOK_SECONDS)
+                    return self._requirement.take(self._group, self._group._take_with_step, left)
             except DeadlineExceededError as error:
                 if deadline.passed:
                     raise self._late(error, f"after {timeout} s") from None
@@ -265,11 +263,6 @@ class SyncReplicas:
             except UnavailableError:
                 self._raise_failure()  # the reason why somebody left comes before that somebody has
                 raise
-
-    def _take(self, number: int, timeout: float) -> Any:
-        group: Any = self._group
-        take = group.take if isinstance(group, AccumulatorGroup) else group.take_grad
-        return take(number, timeout=timeout)
 
     def _late(self, error: DeadlineExceededError, how_long: str) -> DeadlineExceededError:
         """Return an error that says whom the chief waits for."""

@@ -33,10 +33,8 @@ _logger = logging.getLogger("gradquorum")
 class Checkpoints:
     """The folder of one server, which has it to itself. Nothing here changes after `__init__`."""
 
-    def __init__(self, directory: str | os.PathLike[str], every: float) -> None:
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = os.path.abspath(os.fsdecode(directory))
-        self.every = every
-        """Seconds between saves; 0 saves whatever changes before the client hears of it."""
         try:
             import safetensors  # noqa: F401 - better now than when there is something to save
         except ImportError as error:
@@ -173,8 +171,20 @@ class RoundFile:
                 self._version = version
 
     def remove(self) -> None:
-        """Remove the file, for good: the round is over."""
-        with self._lock, contextlib.suppress(FileNotFoundError):
+        """Remove the file, for good: the round is over.
+
+        Raises:
+            GradQuorumError: it cannot be removed. The round is kept as before.
+        """
+        with self._lock:
+            try:
+                os.unlink(self.path)
+                sync_folder(os.path.dirname(self.path))
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                self._version = -1  # the next save writes it anew, if it is gone already
+                raise GradQuorumError(
+                    f"the checkpoint {self.path} cannot be removed, and so its round is not closed: {error}"
+                ) from error
             self._is_over = True
-            os.unlink(self.path)
-            sync_folder(os.path.dirname(self.path))

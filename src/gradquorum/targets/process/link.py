@@ -37,7 +37,7 @@ from gradquorum.targets.process.requests import ANSWERS
 from gradquorum.targets.process.taking import Taking
 
 if TYPE_CHECKING:
-    from gradquorum.targets.process.server import Server
+    from gradquorum.targets.process.server import Service
 
 __all__ = ["Link"]
 
@@ -56,7 +56,7 @@ _logger = logging.getLogger("gradquorum")
 class Link:
     """One connection and the thread that serves it, which alone touches what is not said to be for others."""
 
-    def __init__(self, server: Server, channel: Channel) -> None:
+    def __init__(self, server: Service, channel: Channel) -> None:
         self.server = server
         self.channel = channel
         self.session: Any = None

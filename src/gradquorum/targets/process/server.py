@@ -1,4 +1,4 @@
-"""The server: hosts rounds by name for the processes of this machine."""
+"""What a `gradquorum.Server` does: it hosts rounds by name for the processes of this machine."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ import errno
 import os
 import secrets
 import socket
-import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
 from multiprocessing import util
-from typing import TYPE_CHECKING, Any, Self
 
-from gradquorum.errors import ClosedError, GradQuorumError, InvalidArgumentError
+from gradquorum.errors import ClosedError, InvalidArgumentError
 from gradquorum.specs import RoundSpec
 from gradquorum.targets.process.address import Address
 from gradquorum.targets.process.channel import HEARTBEAT_SECONDS, Channel
@@ -25,99 +22,58 @@ from gradquorum.targets.process.link import Link
 from gradquorum.targets.process.memory import SharedMemory
 from gradquorum.targets.process.session import Session
 
-if TYPE_CHECKING:
-    from gradquorum.accumulators import ConditionalAccumulator, SparseConditionalAccumulator
-    from gradquorum.groups import AccumulatorGroup
-
-__all__ = ["Server"]
+__all__ = ["Service"]
 
 _NO_DESCRIPTOR_SECONDS = 0.1
 _QUIET_SECONDS = 0.001
 _CLOSE_SECONDS = 5.0
 """How long those who are about to receive a round may take to acknowledge it."""
 
-_servers: weakref.WeakSet[Server] = weakref.WeakSet()
+_services: weakref.WeakSet[Service] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for server in list(_servers):
-        server._forget()
-    _servers.clear()
+    for service in list(_services):
+        service._forget()
+    _services.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class Server:
-    """Hosts accumulators and groups that other processes of this machine use by `target=address, shared_name=...`.
+class Service:
+    """The rounds, the connections and the threads of a server. Arguments are those of `gradquorum.Server`, checked.
 
-    It serves from threads of this process, from the moment it is made until `close()`, the end of the ``with`` block
-    or the end of the process. The rounds live here: a client that dies takes nothing with it but what it had not
-    committed. A round closes with its last handle, unless that handle's process died: then it stays, with its step
-    and its marks, until somebody attaches again and closes it, or the server is closed.
-
-    Args:
-        address: path of the Unix socket, in a folder that is made with mode 0700 if it is not there; None for a socket
-            in a new directory of its own. What a dead server left there is replaced.
-        authkey: what clients must know, bytes; None makes a key and keeps it in a file of mode 0600 beside the socket,
-            where every process of this user finds it.
-        max_bytes: budget for shared memory and for what all rounds hold; None without one. What does not fit is
-            refused with `ResourceExhaustedError`, or waits where the accumulator was made with ``on_full="block"``.
-        checkpoint: a folder to keep rounds in, made if it is not there; None keeps none. Rounds that have a
-            `shared_name` then outlive their handles and the server: the next server of the folder begins with them,
-            and ``close(for_all=True)`` ends them. Needs the extra ``checkpoint``.
-        checkpoint_every: seconds after which a round that has changed is saved, besides before and after each take; 0
-            saves each change before the client hears of it. ``docs/processes.md`` says what that promises.
-
-    Raises:
-        InvalidArgumentError: there is a living server at the address or with the folder, the folder of the address
-            cannot be made, or an argument cannot be.
-        GradQuorumError: this is not Linux, or safetensors is not installed.
-
-    Threads:
-        All methods may be called from any thread. One thread for each connection; idle ones cost nothing.
-
-    Example:
-        >>> import gradquorum as gq
-        >>> with gq.Server() as server:
-        ...     acc = gq.SparseConditionalAccumulator("float32", (5, 1), "emb", target=server.address)
-        ...     _ = acc.apply_grad([3], [[1.0]])
-        ...     print(gq.attach("emb", server.address).take_grad(1).indices)
-        [3]
+    Guarded by ``_lock``: ``_links``, ``_sessions`` and ``closing`` (may be read without). Who closes lets go of
+    ``_checkpoints``. Nothing else changes after `__init__`.
     """
 
     def __init__(
         self,
-        address: str | os.PathLike[str] | None = None,
-        *,
-        authkey: bytes | None = None,
-        max_bytes: int | None = None,
-        checkpoint: str | os.PathLike[str] | None = None,
-        checkpoint_every: float = 30.0,
+        address: str | os.PathLike[str] | None,
+        authkey: bytes | None,
+        max_bytes: int | None,
+        checkpoint: str | os.PathLike[str] | None,
+        checkpoint_every: float,
     ) -> None:
-        if sys.platform != "linux":
-            raise GradQuorumError(f"several processes need Linux, and this is {sys.platform}; use the local target")
-        if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
-            raise InvalidArgumentError(f"max_bytes: expected 1 or more, or None; got {max_bytes!r}")
-        if checkpoint is not None and not (isinstance(checkpoint, (str, os.PathLike)) and os.fspath(checkpoint)):
-            raise InvalidArgumentError(f"checkpoint: expected the path of a folder, or None; got {checkpoint!r}")
-        if type(checkpoint_every) not in (int, float) or not 0 <= checkpoint_every <= threading.TIMEOUT_MAX:
-            raise InvalidArgumentError(f"checkpoint_every: expected seconds, 0 or more; got {checkpoint_every!r}")
-        self._checkpoints = None if checkpoint is None else Checkpoints(checkpoint, checkpoint_every)
+        self.max_bytes = max_bytes
         self.keeps = checkpoint is not None
         """Whether rounds are saved."""
         self.keeps_each = checkpoint is not None and checkpoint_every == 0
         """Whether each change is saved before the client hears of it."""
-        self.rounds = Rounds(self._checkpoints)
+        self._save_every = checkpoint_every
+        """Seconds."""
         self.memory = SharedMemory()
-        self.max_bytes = max_bytes
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._links: set[Link] = set()
-        """Guarded by _lock, as the next two are."""
         self._sessions: dict[bytes, Session] = {}
-        self._closing = False
+        self.closing = False
+        """Whether it has been closed."""
+        self._checkpoints = None if checkpoint is None else Checkpoints(checkpoint)
         try:
+            _services.add(self)
+            self.rounds = Rounds(self._checkpoints)
             self.rounds.restore_all()
             self._place = Address(address, authkey)
         except BaseException:
@@ -133,66 +89,37 @@ class Server:
             self.close()
             raise
         self._finalizer = util.Finalize(None, self.close, exitpriority=1)
-        _servers.add(self)
-
-    # Public
 
     @property
     def address(self) -> str:
-        """The absolute path of the socket: what clients give as `target`."""
+        """The absolute path of the socket."""
         return self._place.path
 
-    def accumulator(
-        self, dtype: Any, shape: Any = None, shared_name: str | None = None, *, dense: bool = False, **options: Any
-    ) -> SparseConditionalAccumulator | ConditionalAccumulator:
-        """Return an accumulator on a round of this server, for this process: its calls do not leave it.
-
-        It pickles, and attaches over the socket where it is unpickled.
-
-        Args:
-            dtype: as for the class, like all that follows.
-            shape: of the table, or of the whole gradient.
-            shared_name: None makes a name that nobody else has.
-            dense: make a `ConditionalAccumulator`.
-            options: of the class.
-
-        Returns:
-            A `SparseConditionalAccumulator`, or with `dense` a `ConditionalAccumulator`.
-
-        Raises:
-            InvalidArgumentError: what the class refuses, or the round of that name was made from another spec.
-            ClosedError: the server has been closed.
-        """
-        from gradquorum.accumulators import ConditionalAccumulator, SparseConditionalAccumulator
-
-        kind = ConditionalAccumulator if dense else SparseConditionalAccumulator
-        return kind(dtype, shape, shared_name, target=self, **options)
-
-    def group(self, members: Mapping[str, Any], shared_name: str | None = None, **options: Any) -> AccumulatorGroup:
-        """Return a group on a round of this server, as `accumulator` does: `members` and options are of the class."""
-        from gradquorum.groups import AccumulatorGroup
-
-        return AccumulatorGroup(members, shared_name, target=self, **options)
-
     def close(self) -> int:
-        """Close all rounds, end all conversations and remove the socket; closing again does nothing.
-
-        Waiting takes, here and in other processes, end with `CancelledError`, later calls with `ClosedError`. Rounds
-        that are kept are saved.
-
-        Returns:
-            How many accepted, not delivered gradients of other rounds that discarded.
-
-        Raises:
-            GradQuorumError: a round could not be saved: its file is as it was. All is closed nevertheless.
-        """
+        """Close it, as `gradquorum.Server.close` does."""
         with self._lock:
-            if self._closing:
+            if self.closing:
                 return 0
             # Before any conversation ends: who then finds its connection or the socket gone knows that all is well.
             for session in self._sessions.values():
                 session.say_bye()
-            self._closing = True
+            self.closing = True
+        try:
+            self._end_conversations()
+        finally:  # also after Ctrl-C: what is kept is saved, and the folder is free
+            try:
+                count, error = self.rounds.discard_all()
+            finally:
+                self._ended.set()
+                self._end_checkpoints()
+                with contextlib.suppress(AttributeError):
+                    self._finalizer.cancel()
+        if error is not None:
+            raise error
+        return count
+
+    def _end_conversations(self) -> None:
+        """Let nobody begin anything new, and wait a while for what is on its way."""
         self._place.remove()
         self.rounds.close_all()
         for link in self._snapshot():
@@ -205,35 +132,11 @@ class Server:
             link.thread.join(1.0)
         while self.rounds.num_in_flight and time.monotonic() < deadline:  # to threads of this process
             time.sleep(_QUIET_SECONDS)
-        count, error = self.rounds.discard_all()
-        self._ended.set()
-        self._end_checkpoints()
-        with contextlib.suppress(AttributeError):
-            self._finalizer.cancel()
-        if error is not None:
-            raise error
-        return count
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<Server at {self.address}: {'closed' if self._closing else f'{len(self.rounds.all())} rounds'}>"
-
-    # For the rest of the package
 
     @property
     def key(self) -> bytes:
         """What clients must know."""
         return self._place.key
-
-    @property
-    def closing(self) -> bool:
-        """Whether it has been closed."""
-        return self._closing
 
     def open(self, spec: RoundSpec | None, shared_name: str) -> HostedTarget:
         """Return a handle of this process."""
@@ -268,7 +171,7 @@ class Server:
             ClosedError: the server has been closed.
         """
         with self._lock:
-            if self._closing:
+            if self.closing:
                 raise ClosedError("the server has been closed")
             if token is None:
                 session = Session(self.rounds, secrets.token_bytes(16), link.channel)
@@ -281,7 +184,7 @@ class Server:
         with self._lock:
             self._sessions.pop(session.token, None)
             # While closing, each still sends its reply; then it ends by itself.
-            links = [] if self._closing else [link for link in self._links if link.session is session]
+            links = [] if self.closing else [link for link in self._links if link.session is session]
         session.end()
         for link in links:
             link.channel.shut_down()
@@ -302,7 +205,7 @@ class Server:
             try:
                 sock, _ = self._place.listener.accept()
             except OSError as error:
-                if self._closing or error.errno in (errno.EINVAL, errno.EBADF):
+                if self.closing or error.errno in (errno.EINVAL, errno.EBADF):
                     return
                 if error.errno != errno.ECONNABORTED:  # no descriptors, no memory: others may free some
                     self._ended.wait(_NO_DESCRIPTOR_SECONDS)
@@ -313,7 +216,7 @@ class Server:
         channel = Channel(sock)
         link = Link(self, channel)
         with self._lock:
-            if not self._closing:
+            if not self.closing:
                 self._links.add(link)
                 with contextlib.suppress(RuntimeError):  # no more threads to be had
                     link.thread.start()
@@ -329,8 +232,7 @@ class Server:
 
     def _save_often(self) -> None:
         """Save the rounds that have changed, again and again."""
-        assert self._checkpoints is not None
-        while not self._ended.wait(self._checkpoints.every):
+        while not self._ended.wait(self._save_every):
             for hosted in self.rounds.all():
                 hosted.try_to_save()
 
@@ -341,8 +243,10 @@ class Server:
 
     def _forget(self) -> None:
         """Close in a forked child what belongs to the parent."""
-        self._closing = True
+        self.closing = True
         self._end_checkpoints()
-        self._place.forget()
+        place: Address | None = getattr(self, "_place", None)  # there is none yet if it was being made
+        if place is not None:
+            place.forget()
         for link in list(self._links):
             link.channel.forget()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from gradquorum.engine import available_engines
 from gradquorum.errors import InvalidArgumentError
 from gradquorum.specs import DenseSpec, Options, RoundSpec, SparseSpec
 from gradquorum.staleness import from_words, to_words
@@ -63,12 +64,15 @@ def to_json(spec: RoundSpec) -> str | None:
 
 
 def from_json(text: str) -> RoundSpec:
-    """Return the spec that `to_json` has written.
+    """Return the spec that `to_json` has written; an engine that is not here, which gave the same bits, is left out.
 
     Raises:
         InvalidArgumentError: it is none, or there can be no such round.
     """
     try:
-        return from_spec(msgspec.json.decode(text, type=Spec))
+        spec = msgspec.json.decode(text, type=Spec)
+        if spec.options.get("engine") not in available_engines():
+            spec.options.pop("engine", None)
+        return from_spec(spec)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise InvalidArgumentError(f"spec: expected that of a round: {error}") from error
