@@ -494,5 +494,5 @@ def build_sparse(spec: SparseSpec, member: Any, merged: Merged) -> SparseGradien
     """Return the sparse gradient of one member of a merged round."""
     indices, values, counts = member
     rows = spec.shape[0] if spec.shape else None
-    shape = np.array((-1 if rows is None else rows, *values.shape[1:]), np.int64)
+    shape = (-1 if rows is None else rows), *values.shape[1:]
     return SparseGradient(indices, values, shape, merged.num_gradients, merged.step, counts, merged.workers)

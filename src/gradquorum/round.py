@@ -135,7 +135,7 @@ class Round(Takes):
                         status = ApplyStatus.SKIPPED
                     elif self._max_per_worker is not None and accepted >= self._max_per_worker:
                         status = ApplyStatus.REFUSED
-                    elif not self.budget.has_room(contribution.num_bytes):
+                    elif self._is_bounded and not self.budget.has_room(contribution.num_bytes):
                         return None
                     else:
                         status = ApplyStatus.ACCEPTED
@@ -421,7 +421,7 @@ class Round(Takes):
                         f"deferred and {len(self._undelivered) + len(self._in_flight)} undelivered rounds; take or "
                         "discard them first"
                     )
-                undelivered = [batch._replace(serial=serial + i) for i, batch in enumerate(snapshot.undelivered)]
+                undelivered = [batch.with_serial(serial + i) for i, batch in enumerate(snapshot.undelivered)]
                 after = serial + len(undelivered) + 1
                 if version == self._version:
                     break

@@ -57,6 +57,7 @@ class Takes:
         """Counts the commits."""
         self._no_forms: Forms = (None,) * num_members
         self._max_per_worker = max_per_worker
+        self._is_bounded = max_bytes is not None
         self._compact_from_bytes = compact_from_bytes
         self._staleness = staleness
         self._weighs = staleness.weighs
@@ -136,6 +137,8 @@ class Takes:
             self._queue.append(ticket)  # a commit in itself
             self._serve()
             if self._queue:
+                if ticket.wake is None and not ticket.decided:
+                    ticket.prepare_to_wait()
                 self.budget.look_again()  # perhaps no take can free memory any more
 
     def expire(self, ticket: Ticket) -> None:
@@ -175,7 +178,6 @@ class Takes:
             self._version += 1
             self.budget.detached_bytes -= batch.num_bytes
             del self._in_flight[ticket]
-            ticket.delivered = True
             self.budget.look_again()
 
     def may_wait(self) -> None:
@@ -205,14 +207,14 @@ class Takes:
         """Keep the round of an abandoned ticket for the next take, in front of newer ones."""
         version = self._version
         older = sum(other.serial < batch.serial for other in self._undelivered)
-        regained = batch.num_bytes if ticket.delivered else 0
+        regained = 0 if ticket in self._in_flight else batch.num_bytes  # it had been delivered
         if version != self._version or ticket.batch is None:
             return
         # Commit.
         self._version += 1
         del self.abandoned[0]
         ticket.batch = None
-        if not ticket.delivered:
+        if ticket in self._in_flight:
             del self._in_flight[ticket]
         if self._closed:
             self._num_orphaned += batch.num_gradients
@@ -236,7 +238,8 @@ class Takes:
                 del self._undelivered[0], self._queue[0]
                 self._in_flight[ticket] = batch
                 ticket.batch = batch
-                ticket.wake()
+                if ticket.wake is not None:
+                    ticket.wake()
             elif self._count >= ticket.num_required:
                 self._detach_for(ticket, version)
             elif not self._end_hopeless():
@@ -290,7 +293,8 @@ class Takes:
         del self._queue[0]
         self._in_flight[ticket] = batch
         ticket.batch = batch
-        ticket.wake()
+        if ticket.wake is not None:
+            ticket.wake()
         if self.arrivals is not None:
             self.arrivals.begin(self.step)
 

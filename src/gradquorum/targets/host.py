@@ -138,11 +138,13 @@ class RoundHost:
             block.num_bytes,
             terms.worker,
             terms.sequence,
-            finite=block.finite,
-            lent=block.lent,
+            not check or block.finite,
+            terms.lend and block.lent,
         )
         try:
-            receipt = self._offer(handle, contribution, terms)
+            receipt = self.round.offer(handle, contribution, terms.local_step)
+            if receipt is None:
+                receipt = self._offer(handle, contribution, terms)
         except FormConflict:
             return None
         del block, contribution
@@ -314,7 +316,8 @@ class RoundHost:
             raise ResourceExhaustedError(
                 f"no memory for the result: {error or 'allocation failed'}; the round is kept whole for the next take"
             ) from error
-        return Merged(members, batch.num_gradients, batch.step, sort_workers(batch.workers))
+        workers = sort_workers(batch.workers) if batch.workers else ()
+        return Merged(members, batch.num_gradients, batch.step, workers)
 
 
 def _reducer(engine: AbstractEngine, member: SparseSpec | DenseSpec, spec: ReducerSpec, *, weighs: bool) -> Any:
