@@ -162,8 +162,7 @@ class AbstractAccumulator(Keeping, ABC, Generic[R]):
 
     def _take(self, num_required: Any, timeout: float | None, exact: bool) -> R:
         number = self._check_take(num_required, exact)
-        seconds = None if timeout is None else check_timeout(timeout)
-        return self._target.take(number, seconds, exact, self._build)
+        return self._target.take(number, check_timeout(timeout), exact, self._build)
 
     async def _take_async(self, num_required: Any, timeout: float | None, exact: bool) -> R:
         number = self._check_take(num_required, exact)

@@ -65,7 +65,7 @@ class SparseGradient:
         self,
         indices: NDArray[np.int64],
         values: NDArray[Any],
-        shape: NDArray[np.int64] | tuple[int, ...],
+        shape: NDArray[np.int64] | tuple[int, tuple[int, ...]],
         num_gradients: int,
         step: int,
         counts: NDArray[np.int64],
@@ -83,9 +83,10 @@ class SparseGradient:
     def shape(self) -> NDArray[np.int64]:
         """int64 `[1 + rank of a row]`: the rows of the table or -1, then the dims of a row."""
         shape = self._shape
-        if isinstance(shape, tuple):  # few read it, so it is made for the first who does
-            array = np.array(shape, np.int64)
-            # Nothing is called here, so no other thread comes between: all get the same array.
+        if isinstance(shape, tuple):  # rows, and the shape of the values; few ask, so the array is made for the first
+            rows, (_, *row_shape) = shape
+            array = np.array((rows, *row_shape), np.int64)
+            # Nothing is called between these two lines, so no other thread comes between: all get the same array.
             if self._shape is shape:
                 self._shape = array
         return self._shape  # type: ignore[return-value]

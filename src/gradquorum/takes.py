@@ -39,7 +39,43 @@ class Takes:
 
     Guarded by ``_lock``: every attribute that is assigned outside ``__init__``. The public ones may be read
     without it, and ``abandoned`` may be appended to without it.
+
+    It has slots because it has many attributes: CPython finds those, and methods, at once in a dict of up to 29 only.
     """
+
+    __slots__ = (
+        "__weakref__",
+        "_accepted",
+        "_closed",
+        "_compact_from_bytes",
+        "_compaction",
+        "_count",
+        "_deferred",
+        "_forms",
+        "_handles",
+        "_in_flight",
+        "_is_bounded",
+        "_lock",
+        "_log",
+        "_marks",
+        "_max_per_worker",
+        "_membership",
+        "_no_forms",
+        "_num_orphaned",
+        "_num_stale",
+        "_queue",
+        "_serial",
+        "_staleness",
+        "_undelivered",
+        "_version",
+        "_weighs",
+        "abandoned",
+        "arrivals",
+        "budget",
+        "compact_above_bytes",
+        "publication",
+        "step",
+    )
 
     def __init__(
         self,
@@ -58,6 +94,7 @@ class Takes:
         self._no_forms: Forms = (None,) * num_members
         self._max_per_worker = max_per_worker
         self._is_bounded = max_bytes is not None
+        """Whether anybody may ever wait for room."""
         self._compact_from_bytes = compact_from_bytes
         self._staleness = staleness
         self._weighs = staleness.weighs
@@ -178,7 +215,8 @@ class Takes:
             self._version += 1
             self.budget.detached_bytes -= batch.num_bytes
             del self._in_flight[ticket]
-            self.budget.look_again()
+            if self._is_bounded:
+                self.budget.look_again()
 
     def may_wait(self) -> None:
         """Refuse to wait in a signal handler that interrupted a call on this round."""
