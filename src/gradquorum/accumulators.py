@@ -118,7 +118,10 @@ class ConditionalAccumulatorBase(AbstractAccumulator[R], Generic[R]):
             TensorFlow's `SparseAccumulatorTakeGradient` and `AccumulatorTakeGradient`. Unlike there, ids come back
             ascending and unique whatever order they came in, and the one who completes the quorum decides.
         """
-        return self._take(num_required, timeout, exact)
+        number = self._check_take(num_required, exact)
+        if timeout is not None:
+            timeout = check_timeout(timeout)
+        return self._target.take(number, timeout, exact, self._build)
 
     async def take_grad_async(
         self, num_required: int, name: str | None = None, *, timeout: float | None = None, exact: bool = False
@@ -494,5 +497,5 @@ def build_sparse(spec: SparseSpec, member: Any, merged: Merged) -> SparseGradien
     """Return the sparse gradient of one member of a merged round."""
     indices, values, counts = member
     rows = spec.shape[0] if spec.shape else None
-    shape = np.array((-1 if rows is None else rows, *values.shape[1:]), np.int64)
+    shape = -1 if rows is None else rows, values.shape
     return SparseGradient(indices, values, shape, merged.num_gradients, merged.step, counts, merged.workers)

@@ -81,7 +81,16 @@ class AbstractAccumulator(Keeping, ABC, Generic[R]):
         return receipt
 
     def _apply_plain(
-        self, indices: Any, values: Any, local_step: Any, *others: Any, warn_stale: bool = True
+        self,
+        indices: Any,
+        values: Any,
+        local_step: Any,
+        worker: Any,
+        sequence: Any,
+        weight: Any,
+        copy: bool,
+        timeout: Any,
+        warn_stale: bool = True,
     ) -> ApplyReceipt | None:
         """Do what checking and `_apply` do, faster; None, and nothing has happened, if that needs a closer look.
 
@@ -89,17 +98,21 @@ class AbstractAccumulator(Keeping, ABC, Generic[R]):
             indices: as the caller gave them, like all that follows.
             values: of the gradient.
             local_step: of the gradient.
-            others: the further terms, as for `_apply`.
-            warn_stale: as for `_apply`.
+            worker: as for `_apply`, like all that follows.
+            sequence: of the worker.
+            weight: of the gradient.
+            copy: or lend.
+            timeout: seconds to wait for room.
+            warn_stale: whether to warn of a gradient dropped with step 0.
         """
         if local_step is not None and (type(local_step) is not int or not -MAX_INT64 <= local_step <= MAX_INT64):
             return None
         try:
-            terms = self._check_terms(local_step, *others)
+            terms = self._check_terms(local_step, worker, sequence, weight, copy, timeout)
         except InvalidArgumentError:
             return None  # the gradient is looked at before its terms
         receipt = self._target.apply_plain(indices, values, terms)
-        if receipt is not None and receipt.status is ApplyStatus.STALE and local_step == 0 and warn_stale:
+        if local_step == 0 and warn_stale and receipt is not None and receipt.status is ApplyStatus.STALE:
             self._warn_stale(receipt)
         return receipt
 
@@ -180,6 +193,8 @@ class AbstractAccumulator(Keeping, ABC, Generic[R]):
         return self._target.submit_take(self._check_take(num_required, False), check_timeout(timeout), False, build)
 
     def _check_take(self, num_required: Any, exact: bool) -> int:
+        if type(num_required) is int and 1 <= num_required <= MAX_INT64 and exact is False:
+            return num_required
         number = as_integer("num_required", num_required)
         if exact is not False and not isinstance(exact, (bool, np.bool_)):
             raise InvalidArgumentError(f"exact: expected True or False, got {exact!r}")

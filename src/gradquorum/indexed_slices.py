@@ -44,7 +44,6 @@ class SparseGradient:
     Attributes:
         indices: int64 `[r]`, ascending, unique.
         values: `[r, *row]` in the accumulator's dtype.
-        shape: int64 `[1 + rank of a row]`: the rows of the table or -1, then the dims of a row.
         num_gradients: gradients in the round.
         step: the round's step before the take advanced it: that of the receipts of its gradients.
         counts: int64 `[r]`, gradients that touched the row.
@@ -60,13 +59,13 @@ class SparseGradient:
         (array([1, 3]), array([4., 2.], dtype=float32), array([5, 1]), ('a',))
     """
 
-    __slots__ = ("counts", "indices", "num_gradients", "shape", "step", "values", "workers")
+    __slots__ = ("_shape", "counts", "indices", "num_gradients", "step", "values", "workers")
 
     def __init__(
         self,
         indices: NDArray[np.int64],
         values: NDArray[Any],
-        shape: NDArray[np.int64],
+        shape: NDArray[np.int64] | tuple[int, tuple[int, ...]],
         num_gradients: int,
         step: int,
         counts: NDArray[np.int64],
@@ -74,11 +73,27 @@ class SparseGradient:
     ) -> None:
         self.indices = indices
         self.values = values
-        self.shape = shape
+        self._shape = shape
         self.num_gradients = num_gradients
         self.step = step
         self.counts = counts
         self.workers = workers
+
+    @property
+    def shape(self) -> NDArray[np.int64]:
+        """int64 `[1 + rank of a row]`: the rows of the table or -1, then the dims of a row."""
+        shape = self._shape
+        if isinstance(shape, tuple):  # rows, and the shape of the values; few ask, so the array is made for the first
+            rows, (_, *row_shape) = shape
+            array = np.array((rows, *row_shape), np.int64)
+            # Nothing is called between these two lines, so no other thread comes between: all get the same array.
+            if self._shape is shape:
+                self._shape = array
+        return self._shape  # type: ignore[return-value]
+
+    @shape.setter
+    def shape(self, shape: NDArray[np.int64]) -> None:
+        self._shape = shape
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.indices, self.values, self.shape))

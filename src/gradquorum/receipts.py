@@ -34,7 +34,6 @@ class ApplyReceipt:
         lag: how many steps too late the gradient was, whatever became of it; 0 for one in time.
         num_accumulated: gradients in the round right after the judgement: with this one, if it was
             accepted, and before a take that it completed.
-        lent: whether the accumulator still reads the caller's array (only ever with `copy=False`).
         first_status: for a duplicate, what became of the first one, where that is remembered.
 
     Example:
@@ -45,7 +44,7 @@ class ApplyReceipt:
         ('ACCEPTED', True, 1)
     """
 
-    __slots__ = ("_borrower", "first_status", "lag", "lent", "num_accumulated", "status", "step")
+    __slots__ = ("_borrower", "first_status", "lag", "num_accumulated", "status", "step")
 
     def __init__(
         self,
@@ -61,8 +60,12 @@ class ApplyReceipt:
         self.lag = lag
         self.num_accumulated = num_accumulated
         self.first_status = first_status
-        self.lent = borrower is not None
         self._borrower = borrower
+
+    @property
+    def lent(self) -> bool:
+        """Whether the accumulator has kept the caller's array instead of copying it: only ever with `copy=False`."""
+        return self._borrower is not None
 
     @property
     def released(self) -> bool:
@@ -101,12 +104,14 @@ def _rebuild(
     lent: bool,
     released: bool,
 ) -> ApplyReceipt:
-    receipt = ApplyReceipt(status, step, lag, num_accumulated, first_status)
-    receipt.lent = lent
-    if lent and not released:
-        receipt._borrower = _never_released
-    return receipt
+    borrower = (_gone if released else _never_gone) if lent else None
+    return ApplyReceipt(status, step, lag, num_accumulated, first_status, borrower)
 
 
-def _never_released() -> bool:
+def _gone() -> None:
+    """Stand for a borrower that let go of the array."""
+
+
+def _never_gone() -> bool:
+    """Stand for a borrower of whose end nobody will hear."""
     return True

@@ -110,7 +110,6 @@ class Contribution:
         num_bytes: int,
         worker: int | str | None = None,
         sequence: int | None = None,
-        *,
         finite: bool = True,
         lent: bool = False,
         num_gradients: int = 1,
@@ -134,20 +133,43 @@ class WeighedContribution(Contribution):
     vanishes: bool
 
 
-class Batch(NamedTuple):
-    """A detached round: what one take delivers."""
+class Batch:
+    """A detached round: what one take delivers. Immutable.
 
-    contributions: list[Contribution]
-    """In order of acceptance."""
-    forms: Forms
-    num_gradients: int
-    num_bytes: int
-    step: int
-    """The round's step before it was detached."""
-    serial: int
-    """Counts the rounds detached: older ones are delivered first."""
-    workers: Collection[int | str]
-    """The named workers whose gradients are in it, each once."""
+    Attributes:
+        contributions: in order of acceptance.
+        forms: the row shape of each member.
+        num_gradients: in it.
+        num_bytes: memory that it keeps alive.
+        step: the round's step before it was detached.
+        serial: counts the rounds detached: older ones are delivered first.
+        workers: the named workers whose gradients are in it, each once.
+    """
+
+    __slots__ = ("contributions", "forms", "num_bytes", "num_gradients", "serial", "step", "workers")
+
+    def __init__(
+        self,
+        contributions: list[Contribution],
+        forms: Forms,
+        num_gradients: int,
+        num_bytes: int,
+        step: int,
+        serial: int,
+        workers: Collection[int | str],
+    ) -> None:
+        self.contributions = contributions
+        self.forms = forms
+        self.num_gradients = num_gradients
+        self.num_bytes = num_bytes
+        self.step = step
+        self.serial = serial
+        self.workers = workers
+
+    def with_serial(self, serial: int) -> Batch:
+        """Return the same round as one that was detached at another time."""
+        contents = self.contributions, self.forms, self.num_gradients, self.num_bytes, self.step
+        return Batch(*contents, serial, self.workers)
 
 
 class Prefix:

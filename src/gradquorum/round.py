@@ -34,14 +34,18 @@ from gradquorum.waiters import Deadline, Handle, cancel_closed
 
 __all__ = ["Round"]
 
-_ARRIVED = frozenset({ApplyStatus.ACCEPTED, ApplyStatus.STALE, ApplyStatus.DEFERRED})
-_KEPT = frozenset({ApplyStatus.ACCEPTED, ApplyStatus.DEFERRED})
+_ACCEPTED, _STALE, _DEFERRED = ApplyStatus.ACCEPTED, ApplyStatus.STALE, ApplyStatus.DEFERRED
+"""Looking up a member of an enum takes as long as calling a function."""
+_ARRIVED = frozenset({_ACCEPTED, _STALE, _DEFERRED})
+_KEPT = frozenset({_ACCEPTED, _DEFERRED})
 _COMPACTION_SECONDS = 0.1
 """How long an apply waits for a compaction before it looks whether that was given up."""
 
 
 class Round(Takes):
     """The state machine of one accumulator or group. All methods may be called from any thread."""
+
+    __slots__ = ()
 
     # Handles
 
@@ -122,7 +126,7 @@ class Round(Takes):
                     if late is None:
                         return None
                     status = late
-                    if status is ApplyStatus.DEFERRED:
+                    if status is _DEFERRED:
                         forms = either(forms, contribution.forms)
                         accepted = 0 if worker is None else self._deferred.by_worker.get(worker, 0)
                 else:
@@ -135,10 +139,10 @@ class Round(Takes):
                         status = ApplyStatus.SKIPPED
                     elif self._max_per_worker is not None and accepted >= self._max_per_worker:
                         status = ApplyStatus.REFUSED
-                    elif not self.budget.has_room(contribution.num_bytes):
+                    elif self._is_bounded and not self.budget.has_room(contribution.num_bytes):
                         return None
                     else:
-                        status = ApplyStatus.ACCEPTED
+                        status = _ACCEPTED
                 if sequence is not None:
                     marks = marks.judged(sequence, status)
                 if worker is not None:
@@ -150,16 +154,16 @@ class Round(Takes):
             self._version += 1
             if worker is not None and sequence is not None:
                 self._marks[worker] = marks
-            if status is ApplyStatus.ACCEPTED:
+            if status is _ACCEPTED:
                 self._log += added
                 self._count += 1
                 self.budget.log_bytes += contribution.num_bytes
                 self._forms = forms
                 if worker is not None:
                     self._accepted[worker] = accepted + 1
-            elif status is ApplyStatus.STALE:
+            elif status is _STALE:
                 self._num_stale += 1
-            elif status is ApplyStatus.DEFERRED:
+            elif status is _DEFERRED:
                 self._deferred.contributions += added
                 self._deferred.forms = forms
                 if worker is not None:
@@ -176,14 +180,14 @@ class Round(Takes):
     def _judge_late(self, contribution: Contribution) -> ApplyStatus | None:
         """Judge a gradient that comes too late for the open round; None if there is no memory to keep it."""
         if not self._staleness.defers:
-            return ApplyStatus.STALE
+            return _STALE
         check_forms(self._deferred.forms, contribution.forms)
         if not contribution.finite:
             return ApplyStatus.SKIPPED
         most, worker = self._max_per_worker, contribution.worker
         if most is not None and worker is not None and self._deferred.by_worker.get(worker, 0) >= most:
             return ApplyStatus.REFUSED
-        return ApplyStatus.DEFERRED if self.budget.has_room(contribution.num_bytes) else None
+        return _DEFERRED if self.budget.has_room(contribution.num_bytes) else None
 
     def forms_for(self, local_step: int | None) -> Forms:
         """Return the row shapes that a gradient of that step has to match."""
@@ -421,7 +425,7 @@ class Round(Takes):
                         f"deferred and {len(self._undelivered) + len(self._in_flight)} undelivered rounds; take or "
                         "discard them first"
                     )
-                undelivered = [batch._replace(serial=serial + i) for i, batch in enumerate(snapshot.undelivered)]
+                undelivered = [batch.with_serial(serial + i) for i, batch in enumerate(snapshot.undelivered)]
                 after = serial + len(undelivered) + 1
                 if version == self._version:
                     break

@@ -39,7 +39,43 @@ class Takes:
 
     Guarded by ``_lock``: every attribute that is assigned outside ``__init__``. The public ones may be read
     without it, and ``abandoned`` may be appended to without it.
+
+    It has slots because it has many attributes: CPython finds those, and methods, at once in a dict of up to 29 only.
     """
+
+    __slots__ = (
+        "__weakref__",
+        "_accepted",
+        "_closed",
+        "_compact_from_bytes",
+        "_compaction",
+        "_count",
+        "_deferred",
+        "_forms",
+        "_handles",
+        "_in_flight",
+        "_is_bounded",
+        "_lock",
+        "_log",
+        "_marks",
+        "_max_per_worker",
+        "_membership",
+        "_no_forms",
+        "_num_orphaned",
+        "_num_stale",
+        "_queue",
+        "_serial",
+        "_staleness",
+        "_undelivered",
+        "_version",
+        "_weighs",
+        "abandoned",
+        "arrivals",
+        "budget",
+        "compact_above_bytes",
+        "publication",
+        "step",
+    )
 
     def __init__(
         self,
@@ -57,6 +93,8 @@ class Takes:
         """Counts the commits."""
         self._no_forms: Forms = (None,) * num_members
         self._max_per_worker = max_per_worker
+        self._is_bounded = max_bytes is not None
+        """Whether anybody may ever wait for room."""
         self._compact_from_bytes = compact_from_bytes
         self._staleness = staleness
         self._weighs = staleness.weighs
@@ -136,6 +174,8 @@ class Takes:
             self._queue.append(ticket)  # a commit in itself
             self._serve()
             if self._queue:
+                if ticket.wake is None and not ticket.decided:
+                    ticket.prepare_to_wait()
                 self.budget.look_again()  # perhaps no take can free memory any more
 
     def expire(self, ticket: Ticket) -> None:
@@ -175,8 +215,8 @@ class Takes:
             self._version += 1
             self.budget.detached_bytes -= batch.num_bytes
             del self._in_flight[ticket]
-            ticket.delivered = True
-            self.budget.look_again()
+            if self._is_bounded:
+                self.budget.look_again()
 
     def may_wait(self) -> None:
         """Refuse to wait in a signal handler that interrupted a call on this round."""
@@ -205,14 +245,14 @@ class Takes:
         """Keep the round of an abandoned ticket for the next take, in front of newer ones."""
         version = self._version
         older = sum(other.serial < batch.serial for other in self._undelivered)
-        regained = batch.num_bytes if ticket.delivered else 0
+        regained = 0 if ticket in self._in_flight else batch.num_bytes  # it had been delivered
         if version != self._version or ticket.batch is None:
             return
         # Commit.
         self._version += 1
         del self.abandoned[0]
         ticket.batch = None
-        if not ticket.delivered:
+        if ticket in self._in_flight:
             del self._in_flight[ticket]
         if self._closed:
             self._num_orphaned += batch.num_gradients
@@ -236,7 +276,8 @@ class Takes:
                 del self._undelivered[0], self._queue[0]
                 self._in_flight[ticket] = batch
                 ticket.batch = batch
-                ticket.wake()
+                if ticket.wake is not None:
+                    ticket.wake()
             elif self._count >= ticket.num_required:
                 self._detach_for(ticket, version)
             elif not self._end_hopeless():
@@ -290,7 +331,8 @@ class Takes:
         del self._queue[0]
         self._in_flight[ticket] = batch
         ticket.batch = batch
-        ticket.wake()
+        if ticket.wake is not None:
+            ticket.wake()
         if self.arrivals is not None:
             self.arrivals.begin(self.step)
 

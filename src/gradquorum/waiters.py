@@ -65,16 +65,22 @@ class Waiter:
 
     __slots__ = ("_gate", "error", "handle", "wake")
 
-    def __init__(self, handle: Handle, wake: Callable[[], Any] | None = None) -> None:
+    def __init__(self, handle: Handle) -> None:
         self.handle = handle
         self.error: BaseException | None = None
         """Guarded by the round's lock until woken."""
-        self._gate = threading.Lock()
-        if wake is None:
-            self._gate.acquire()
-            wake = self._gate.release
+        self.wake: Callable[[], Any] | None = None
+        """A C function: nothing of the user's runs under the lock and no signal comes between. None if nobody waits."""
+        self.prepare_to_wait()
+
+    def prepare_to_wait(self) -> None:
+        """Make what `wait` waits for and what wakes it. The caller holds the lock."""
+        gate = threading.Lock()
+        gate.acquire()
+        wake = gate.release
+        # Commit.
+        self._gate = gate
         self.wake = wake
-        """A C function: nothing of the user's runs under the lock and no signal comes between."""
 
     def wait(self, seconds: float) -> bool:
         """Wait until woken; False if the seconds pass first. Ctrl-C in the main thread interrupts it."""
@@ -99,19 +105,18 @@ class Waiter:
 
 
 class Ticket(Waiter):
-    """One take in the queue."""
+    """One take. Most are served at once, so one without a `wake` of its own prepares to wait only if it has to."""
 
-    __slots__ = ("batch", "delivered", "exact", "num_required", "since")
+    __slots__ = ("batch", "exact", "num_required")
 
     def __init__(self, handle: Handle, num_required: int, exact: bool, wake: Callable[[], Any] | None = None) -> None:
-        Waiter.__init__(self, handle, wake)
+        self.handle = handle
+        self.error = None
+        self.wake = wake
         self.num_required = num_required
         self.exact = exact
-        self.since = time.monotonic()
         self.batch: Batch | None = None
         """What it will deliver. Guarded by the round's lock until woken."""
-        self.delivered = False
-        """Guarded by the round's lock."""
 
     @property
     def decided(self) -> bool:
@@ -124,7 +129,8 @@ def wake_all(line: deque[Waiter]) -> None:
     while line:
         waiter = line[0]
         del line[0]
-        waiter.wake()
+        if waiter.wake is not None:
+            waiter.wake()
 
 
 def leave_line(line: deque[Any], waiter: Waiter, error: Exception | None = None) -> bool:
@@ -143,7 +149,8 @@ def leave_line(line: deque[Any], waiter: Waiter, error: Exception | None = None)
                 del line[i]
                 if error is not None:
                     waiter.error = error
-                    waiter.wake()
+                    if waiter.wake is not None:
+                        waiter.wake()
                 return True
 
 

@@ -1,5 +1,6 @@
 """Norms of and clipping on what a take returns."""
 
+import copy
 import math
 import pickle
 
@@ -264,3 +265,41 @@ def test_a_clipped_gradient_pickles_and_can_be_applied_again(make):
     clipped = pickle.loads(pickle.dumps(acc.take_grad(1).clip_by_norm(5.0)))
     acc.apply_grad(*clipped, local_step=None)
     np.testing.assert_allclose(acc.take_grad(1).values, [[4.0], [3.0]], rtol=1e-6)
+
+
+def taken():
+    with gq.SparseConditionalAccumulator("float32", (None, 2, 3)) as acc:
+        acc.apply_grad([4, 1], np.ones((2, 2, 3), np.float32))
+        return acc.take_grad(1)
+
+
+def test_shape_when_read_during_its_first_read_expect_one_array_for_both(monkeypatch):
+    gradient, inner = taken(), []
+    make_array = np.array
+
+    def array(*args):  # another thread, or a handler, comes in when the first reader makes the array
+        if not inner:
+            inner.append(None)
+            inner[0] = gradient.shape
+        return make_array(*args)
+
+    monkeypatch.setattr(np, "array", array)
+    outer = gradient.shape
+    assert outer is inner[0] is gradient.shape
+    np.testing.assert_array_equal(outer, [-1, 2, 3])
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda gradient: pickle.loads(pickle.dumps(gradient))])
+def test_shape_when_copied_before_it_was_read_expect_the_same(copied):
+    gradient = taken()
+    gradient.values.shape = (2, 6)  # its owner may; the shape is that of the round all the same
+    twin = copied(gradient)
+    assert twin.shape.dtype == np.int64
+    np.testing.assert_array_equal(twin.shape, [-1, 2, 3])
+    np.testing.assert_array_equal(twin[2], gradient.as_indexed_slices().dense_shape)
+
+
+def test_shape_when_written_expect_what_was_written():
+    gradient = taken()
+    gradient.shape = np.array([7, 2, 3])
+    np.testing.assert_array_equal(gradient.shape, [7, 2, 3])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 from numpy.typing import NDArray
 
 from gradquorum import _native  # type: ignore[attr-defined, unused-ignore]  # compiled; may have no stub
@@ -84,7 +85,7 @@ class _SparseReducer(_Door, AbstractSparseReducer):
         return block
 
     def _plain_block_of_bits(self, indices: Any, values: Any, *terms: Any) -> Block | None:
-        if type(values) is not np.ndarray or values.dtype != self._dtype:
+        if type(values) is not ndarray or values.dtype != self._dtype:
             return None
         block: Block | None = self._native.plain_block(indices, values.view(np.uint16), *terms)
         return block
@@ -100,9 +101,9 @@ class _SparseReducer(_Door, AbstractSparseReducer):
     ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]:
         num_rows, indices, values, counts = self._merge(blocks, row_shape, num_gradients)
         return (
-            np.ndarray((num_rows,), _INT64, indices),
-            np.ndarray((num_rows, *row_shape), self._dtype, values),
-            np.ndarray((num_rows,), _INT64, counts),
+            ndarray((num_rows,), _INT64, indices),
+            ndarray((num_rows, *row_shape), self._dtype, values),
+            ndarray((num_rows,), _INT64, counts),
         )
 
     def compact(self, blocks: Sequence[Block]) -> Block:
@@ -116,9 +117,9 @@ class _SparseReducer(_Door, AbstractSparseReducer):
     def export_block(self, block: Block) -> SparseParts:
         num_rows, width, summed, weight, indices, rows, counts = self._native.export_block(block)
         return SparseParts(
-            np.ndarray((num_rows,), _INT64, indices),
-            np.ndarray((num_rows, width), self._reals[summed], rows),
-            None if counts is None else np.ndarray((num_rows,), _INT64, counts),
+            ndarray((num_rows,), _INT64, indices),
+            ndarray((num_rows, width), self._reals[summed], rows),
+            None if counts is None else ndarray((num_rows,), _INT64, counts),
             weight,
         )
 
@@ -146,7 +147,7 @@ class _DenseReducer(_Door, AbstractDenseReducer):
         return block
 
     def merge(self, blocks: Sequence[Block], shape: tuple[int, ...], num_gradients: int) -> NDArray[Any]:
-        return np.ndarray(shape, self._dtype, self._native.merge(blocks, shape, num_gradients))
+        return ndarray(shape, self._dtype, self._native.merge(blocks, shape, num_gradients))
 
     def compact(self, blocks: Sequence[Block]) -> Block:
         block: Block = self._native.compact(blocks)
@@ -158,7 +159,7 @@ class _DenseReducer(_Door, AbstractDenseReducer):
 
     def export_block(self, block: Block) -> DenseParts:
         size, summed, weight, compacted, num_carriers, total = self._native.export_block(block)
-        array = None if num_carriers == 0 else np.ndarray((size,), self._reals[summed], total)
+        array = None if num_carriers == 0 else ndarray((size,), self._reals[summed], total)
         return DenseParts(array, num_carriers, weight, compacted)
 
     def import_block(self, parts: DenseParts, num_gradients: int) -> Block:

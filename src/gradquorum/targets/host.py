@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
+from numpy import ndarray
 from numpy.typing import NDArray
 
 from gradquorum.arrays import MAX_INT64
@@ -118,7 +118,7 @@ class RoundHost:
         That is what `AbstractSparseReducer.plain_block` takes, for the one sparse member of a round.
         """
         plain_block, row_shape = self._plain_block, self._row_shape
-        if plain_block is None or type(values) is not np.ndarray:
+        if plain_block is None or type(values) is not ndarray:
             return None
         if row_shape is None:
             row_shape = values.shape[1:]
@@ -138,11 +138,13 @@ class RoundHost:
             block.num_bytes,
             terms.worker,
             terms.sequence,
-            finite=block.finite,
-            lent=block.lent,
+            not check or block.finite,
+            terms.lend and block.lent,
         )
         try:
-            receipt = self._offer(handle, contribution, terms)
+            receipt = self.round.offer(handle, contribution, terms.local_step)
+            if receipt is None:
+                receipt = self._offer(handle, contribution, terms)
         except FormConflict:
             return None
         del block, contribution
@@ -305,16 +307,16 @@ class RoundHost:
             contributions = sorted(contributions, key=_worker_order)
         try:
             members = []
-            for i, reducer in enumerate(self._reducers):
+            for i, form in enumerate(batch.forms):
                 blocks = [contribution.blocks[i] for contribution in contributions]
-                form = batch.forms[i]
                 shape = _empty_shape(self._specs[i]) if form is None else form
-                members.append(reducer.merge(blocks, shape, batch.num_gradients))
+                members.append(self._reducers[i].merge(blocks, shape, batch.num_gradients))
         except MemoryError as error:
             raise ResourceExhaustedError(
                 f"no memory for the result: {error or 'allocation failed'}; the round is kept whole for the next take"
             ) from error
-        return Merged(members, batch.num_gradients, batch.step, sort_workers(batch.workers))
+        workers = sort_workers(batch.workers) if batch.workers else ()
+        return Merged(members, batch.num_gradients, batch.step, workers)
 
 
 def _reducer(engine: AbstractEngine, member: SparseSpec | DenseSpec, spec: ReducerSpec, *, weighs: bool) -> Any:

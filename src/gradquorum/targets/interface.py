@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
@@ -21,25 +21,45 @@ PRIVATE = "private-"
 """How the shared names begin that nobody gave."""
 
 
-class Terms(NamedTuple):
-    """What goes with a gradient on its way to the round: checked, but for what only the round can know."""
+class Terms:
+    """What goes with a gradient on its way to the round: checked, but for what only the round can know. Immutable."""
 
-    local_step: int | None
-    worker: int | str | None = None
-    sequence: int | None = None
-    weight: float = 1.0
-    lend: bool = False
-    timeout: float | None = None
+    __slots__ = ("lend", "local_step", "sequence", "timeout", "weight", "worker")
+
+    def __init__(
+        self,
+        local_step: int | None,
+        worker: int | str | None = None,
+        sequence: int | None = None,
+        weight: float = 1.0,
+        lend: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        self.local_step = local_step
+        self.worker = worker
+        self.sequence = sequence
+        self.weight = weight
+        self.lend = lend
+        self.timeout = timeout
 
 
-class Merged(NamedTuple):
-    """A round, merged: for each member what its reducer returns."""
+class Merged:
+    """A round, merged: for each member what its reducer returns. Immutable.
 
-    members: Sequence[Any]
-    """Sparse: `(indices [r], values [r, *row], counts [r])`; dense: an array."""
-    num_gradients: int
-    step: int
-    workers: tuple[int | str, ...]
+    Attributes:
+        members: sparse: `(indices [r], values [r, *row], counts [r])`; dense: an array.
+        num_gradients: in the round.
+        step: the round's step before it was detached.
+        workers: the named workers whose gradients are in it, sorted.
+    """
+
+    __slots__ = ("members", "num_gradients", "step", "workers")
+
+    def __init__(self, members: Sequence[Any], num_gradients: int, step: int, workers: tuple[int | str, ...]) -> None:
+        self.members = members
+        self.num_gradients = num_gradients
+        self.step = step
+        self.workers = workers
 
 
 class AbstractTarget(ABC):

@@ -137,7 +137,8 @@ class LocalTarget(AbstractTarget):
     # what the ticket held. Nothing is called between `deliver` and `return`.
 
     def take(self, num_required: int, timeout: float | None, exact: bool, build: Callable[[Merged], T]) -> T:
-        round_, host = self._round, self._host
+        host = self._host
+        round_ = host.round if self._made_at_fork == _num_forks else self._round
         if host.coroutines:
             _reclaim(host)
         abandon = round_.abandoned.append
@@ -301,21 +302,22 @@ def _wait(round_: Round, ticket: Ticket, deadline: Deadline) -> None:
         return
     if deadline.timeout != 0:
         round_.may_wait()
-    log_at = ticket.since + FIRST_LOG_SECONDS
+    since = time.monotonic()
+    log_at = since + FIRST_LOG_SECONDS
     while not ticket.wait(deadline.left(max(log_at - time.monotonic(), 0.0))):
         if deadline.passed:
             round_.expire(ticket)  # decides it, if nobody has
         elif time.monotonic() >= log_at:
-            _log_waiting(round_, ticket)
+            _log_waiting(round_, ticket, since)
             log_at += NEXT_LOG_SECONDS
 
 
-def _log_waiting(round_: Round, ticket: Ticket) -> None:
+def _log_waiting(round_: Round, ticket: Ticket, since: float) -> None:
     have, step, num_stale = round_.figures()
     with contextlib.suppress(Exception):  # a handler of the user's that fails must not end the take
         _logger.warning(
             "take_grad has waited %.0f s: have %d, need %d at step %d; %d dropped as stale since the round began",
-            time.monotonic() - ticket.since,
+            time.monotonic() - since,
             have,
             ticket.num_required,
             step,
@@ -383,13 +385,15 @@ class _BackgroundTake(Generic[T]):
         self.ticket: Ticket | None = None
         """Until the take has ended."""
         self._timer: Timer | None = None
+        self._since = 0.0
 
     def start(self, ticket: Ticket, deadline: Deadline) -> None:
         """Queue the ticket, then watch its deadline."""
         background.start()
         self.ticket = ticket
+        self._since = time.monotonic()
         self._host.round.enqueue(ticket)
-        self._watch(deadline, ticket.since + FIRST_LOG_SECONDS)
+        self._watch(deadline, self._since + FIRST_LOG_SECONDS)
 
     def withdraw(self, ticket: Ticket) -> bool:
         """Take the ticket out of the queue; False if it has been decided already."""
@@ -417,7 +421,7 @@ class _BackgroundTake(Generic[T]):
         if deadline.passed:
             self._host.round.expire(ticket)
             return
-        _log_waiting(self._host.round, ticket)
+        _log_waiting(self._host.round, ticket, self._since)
         self._watch(deadline, log_at + NEXT_LOG_SECONDS)
 
     def __call__(self) -> None:
