@@ -173,6 +173,8 @@ class NativeEngine(AbstractEngine):
     """Makes reducers that run in C++, without the GIL, on as many threads as the spec says."""
 
     name = "native"
+    tensor_memory = (_native.TensorMemory,)
+    coo_memory = staticmethod(_native.coo_memory)  # without a method around it: here every call counts
 
     def sparse_reducer(self, spec: ReducerSpec) -> AbstractSparseReducer:
         return _SparseReducer(spec)

@@ -118,9 +118,11 @@ class RoundHost:
         That is what `AbstractSparseReducer.plain_block` takes, for the one sparse member of a round.
         """
         plain_block, row_shape = self._plain_block, self._row_shape
-        if plain_block is None or type(values) is not np.ndarray:
+        if plain_block is None:
             return None
         if row_shape is None:
+            if type(values) is not np.ndarray:
+                return None
             row_shape = values.shape[1:]
         weight = terms.weight
         if self._weight_dtypes[0] is not None:
