@@ -63,7 +63,13 @@ def apply_grad(accumulator: Any, parameter_or_grad: Any, **options: Any) -> Appl
     receipt: ApplyReceipt
     member = getattr(accumulator, "_member", None)
     grad = parameter_or_grad.grad if type(parameter_or_grad) is _Parameter else parameter_or_grad
-    if type(grad) is _Tensor and type(member) is SparseSpec and grad.is_sparse and _fits(grad, member):
+    if (
+        type(grad) is _Tensor
+        and type(member) is SparseSpec
+        and grad.is_sparse
+        and grad.dtype is _PLAIN.get(member.dtype)
+        and grad.shape == member.shape
+    ):
         # What the general way below would find, with fewer calls. The values of a sparse tensor carry no autograd, and
         # neither a conjugate nor a negative bit.
         memory = coo_memory(grad._indices(), grad._values())
@@ -90,10 +96,6 @@ def apply_grad(accumulator: Any, parameter_or_grad: Any, **options: Any) -> Appl
     else:
         receipt = accumulator.apply_indexed_slices_grad(grad, **options)
     return receipt
-
-
-def _fits(grad: Any, member: SparseSpec) -> bool:
-    return grad.dtype is _PLAIN.get(member.dtype) and bool(grad.shape == member.shape)
 
 
 def gradient_of(what: str, tensor: Any) -> Any:
@@ -147,7 +149,7 @@ def take_grad(
     """
     if type(accumulator) is SparseConditionalAccumulator and device is None:
         # What the general way below would do, with fewer calls.
-        number, seconds = accumulator._check_take(num_required, exact), check_timeout(timeout)
+        number, seconds = accumulator._check_take(num_required, exact), timeout and check_timeout(timeout)
         return accumulator._target.take(number, seconds, exact, partial(_only_tensor, accumulator._member))
     if not isinstance(accumulator, AbstractAccumulator):
         raise InvalidArgumentError(f"accumulator: expected one, or a group, got {type(accumulator).__name__}")
