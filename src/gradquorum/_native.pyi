@@ -52,6 +52,11 @@ class SparseReducer:
 
     def merge(self, blocks: object, row_shape: object, num_gradients: int) -> tuple[int, Memory, Memory, Memory]: ...
 
+    def consume(self, blocks: object, row_shape: object, num_gradients: int, results: list) -> None:
+        """
+        Append what `merge` returns, without the number of rows, to a list in the same call. Then the values of the blocks are lost, but for lent ones.
+        """
+
     def compact(self, blocks: object) -> SparseBlock: ...
 
     def export_block(self, block: SparseBlock) -> tuple:

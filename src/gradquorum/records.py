@@ -148,6 +148,8 @@ class Batch(NamedTuple):
     """Counts the rounds detached: older ones are delivered first."""
     workers: Collection[int | str]
     """The named workers whose gradients are in it, each once."""
+    kept: dict[int, list[Any]]
+    """What took the place of the blocks of members that were consumed: see `AbstractSparseReducer.consume`."""
 
 
 class Prefix:

@@ -203,7 +203,7 @@ def _batch(step: int, workers: tuple[Worker, ...], log: list[Contribution], spec
         raise InvalidArgumentError("state: expected gradients in an undelivered round")
     check_workers(workers, log, spec)
     num_bytes = sum(contribution.num_bytes for contribution in log)
-    return Batch(log, _forms(log, spec), num_gradients_of(log), num_bytes, step, 0, workers)
+    return Batch(log, _forms(log, spec), num_gradients_of(log), num_bytes, step, 0, workers, {})
 
 
 def _forms(log: Sequence[Contribution], spec: RoundSpec) -> Forms:

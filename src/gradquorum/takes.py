@@ -268,7 +268,7 @@ class Takes:
                 forms = either(forms, contribution.forms)
                 if contribution.worker is not None:
                     accepted[contribution.worker] = accepted.get(contribution.worker, 0) + 1
-        batch = Batch(taken, self._forms, self._count - count, num_bytes, self.step, self._serial, workers)
+        batch = Batch(taken, self._forms, self._count - count, num_bytes, self.step, self._serial, workers, {})
         placed = None
         if self._deferred.contributions:
             placed = self._deferred.placed(rest, forms, accepted, self._max_per_worker)

@@ -117,6 +117,16 @@ class AbstractSparseReducer(ABC):
     ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]:
         """Return the reduced gradient of a log: ids `[r]`, ascending, values `[r, *row]`, counts `[r]`."""
 
+    def consume(
+        self, blocks: Sequence[Block], row_shape: tuple[int, ...], num_gradients: int, kept: list[Any]
+    ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]:
+        """Do what `merge` does, in less memory if possible: the blocks, which nobody else may have, may be lost.
+
+        What takes their place is in `kept` at once, and makes a second call return the same. One that fails loses
+        nothing.
+        """
+        return self.merge(blocks, row_shape, num_gradients)
+
     @abstractmethod
     def compact(self, blocks: Sequence[Block]) -> Block:
         """Merge a prefix of a log, undivided, into one block that can stand in its place."""

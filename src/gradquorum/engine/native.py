@@ -105,6 +105,19 @@ class _SparseReducer(_Door, AbstractSparseReducer):
             np.ndarray((num_rows,), _INT64, counts),
         )
 
+    def consume(
+        self, blocks: Sequence[Block], row_shape: tuple[int, ...], num_gradients: int, kept: list[Any]
+    ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]:
+        if not kept:
+            self._native.consume(blocks, row_shape, num_gradients, kept)
+        indices, values, counts = kept[0]
+        num_rows = len(indices) // _INT64.itemsize
+        return (
+            np.ndarray((num_rows,), _INT64, indices),
+            np.ndarray((num_rows, *row_shape), self._dtype, values),
+            np.ndarray((num_rows,), _INT64, counts),
+        )
+
     def compact(self, blocks: Sequence[Block]) -> Block:
         block: Block = self._native.compact(blocks)
         return block

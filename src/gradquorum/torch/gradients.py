@@ -188,7 +188,7 @@ def _only_tensor(spec: SparseSpec, merged: Merged) -> Any:
     """Return what a reducer returned for the only member, a sparse one."""
     indices, values, _ = member = merged.members[0]
     size = spec.shape
-    if not size or None in size or spec.dtype.kind == "V" or math.prod(size) > MAX_INT64:
+    if not size or None in size or spec.dtype.kind == "V" or math.prod(size) > MAX_INT64:  # type: ignore[arg-type]
         return _as_any_tensor("", spec, member, None)
     indices, values = torch.from_numpy(indices[None]), torch.from_numpy(values)
     return torch.sparse_coo_tensor(indices, values, size, is_coalesced=True, check_invariants=False)

@@ -20,7 +20,7 @@ from gradquorum.torch.handed_out import HandedOut
 
 __all__ = ["MicroBatchAccumulator"]
 
-GROWTH = 1.8
+GROWTH = 2.0
 """What is held is merged when it is so many times as large as its distinct rows: memory counts more here than time."""
 WARN_AFTER_SKIPPED = 10
 """So many micro-batches skipped in a row are worth a warning: no step of the optimizer comes out of them."""
