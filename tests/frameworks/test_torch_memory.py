@@ -63,7 +63,15 @@ def test_a_gradient_of_another_dtype_or_size_is_refused_with_what_to_write(make)
             gqt.apply_grad(acc, wrong)
 
 
-@pytest.mark.parametrize("shape", [None, (None, 2), (10, None), (10, 2)])
+@pytest.mark.parametrize("timeout", [False, "", "1", -1, float("nan")])
+def test_a_take_with_a_timeout_that_cannot_be_is_refused(make, timeout):
+    acc = make.sparse("float32", (10, 2))
+    gqt.apply_grad(acc, torch.sparse_coo_tensor([[7, 1]], torch.ones(2, 2), (10, 2)))
+    with unchanged(acc), pytest.raises(gq.InvalidArgumentError, match="timeout"):
+        gqt.take_grad(acc, 1, timeout=timeout)
+
+
+@pytest.mark.parametrize("shape", [None, (None, 2), (10, None), (10, 2), (10,), (None,)])
 def test_gradients_come_out_whatever_the_shape_says(make, shape):
     acc = make.sparse("float32", shape)
     gqt.apply_grad(acc, torch.sparse_coo_tensor([[7, 1]], torch.ones(2, 2), (10, 2)))

@@ -149,7 +149,8 @@ def take_grad(
     """
     if type(accumulator) is SparseConditionalAccumulator and device is None:
         # What the general way below would do, with fewer calls.
-        number, seconds = accumulator._check_take(num_required, exact), timeout and check_timeout(timeout)
+        number = accumulator._check_take(num_required, exact)
+        seconds = None if timeout is None else check_timeout(timeout)
         return accumulator._target.take(number, seconds, exact, partial(_only_tensor, accumulator._member))
     if not isinstance(accumulator, AbstractAccumulator):
         raise InvalidArgumentError(f"accumulator: expected one, or a group, got {type(accumulator).__name__}")
@@ -187,8 +188,8 @@ def _check_device(device: Any) -> Any:
 def _only_tensor(spec: SparseSpec, merged: Merged) -> Any:
     """Return what a reducer returned for the only member, a sparse one."""
     indices, values, _ = member = merged.members[0]
-    size = spec.shape
-    if not size or None in size or spec.dtype.kind == "V" or math.prod(size) > MAX_INT64:  # type: ignore[arg-type]
+    size: Any = spec.shape
+    if len(size) != values.ndim or None in size or spec.dtype.kind == "V" or math.prod(size) > MAX_INT64:
         return _as_any_tensor("", spec, member, None)
     indices, values = torch.from_numpy(indices[None]), torch.from_numpy(values)
     return torch.sparse_coo_tensor(indices, values, size, is_coalesced=True, check_invariants=False)
