@@ -151,7 +151,7 @@ bool ArrayIn::is_of(gq::DType type, bool complex) const {
          reinterpret_cast<std::uintptr_t>(view_.buf) % gq::item_bytes(type) == 0;
 }
 
-bool is_plain_array(nb::handle object) { return Py_TYPE(object.ptr()) == ndarray_type; }
+bool is_plain_array(nb::handle object) { return Py_TYPE(object.ptr()) == ndarray_type || is_tensor_memory(object); }
 
 ArrayIn ids_arg(nb::handle array) {
   ArrayIn ids = imported("indices", "an int64 vector", array);

@@ -85,8 +85,12 @@ class ArrayIn {
   Py_buffer view_{};  ///< Its obj is null if nothing is held.
 };
 
-/// True for an object of exactly NumPy's type, false for subclasses: they may say something else of themselves.
+/// True for an object of exactly NumPy's type, false for subclasses (they may say something else of themselves), and
+/// for the memory of a tensor.
 bool is_plain_array(nb::handle object);
+
+/// True for what coo_memory() returns.
+bool is_tensor_memory(nb::handle object);
 
 /// The ids in a NumPy array: int64 [n], contiguous, aligned; throws a TypeError or ValueError for anything else.
 ArrayIn ids_arg(nb::handle array);
@@ -140,6 +144,7 @@ class Log {
 };
 
 void bind_arrays(nb::module_& m);  ///< Memory; finds the type of NumPy's arrays.
+void bind_tensors(nb::module_& m);  ///< TensorMemory, coo_memory.
 void bind_sparse(nb::module_& m);  ///< SparseReducer, SparseBlock.
 void bind_dense(nb::module_& m);   ///< DenseReducer, DenseBlock.
 void bind_memory(nb::module_& m);  ///< trim_memory, memory_stats, set_memory_cap.

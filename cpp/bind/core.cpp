@@ -37,6 +37,7 @@ NB_MODULE(_native, m) {
         "Wait for the calls of other threads; those that come later keep the GIL. To be called when the program ends.");
   m.doc() = "The native engine of gradquorum: arithmetic on gradients, and nothing else.";
   bind_arrays(m);
+  bind_tensors(m);
   bind_sparse(m);
   bind_dense(m);
   bind_memory(m);

@@ -75,6 +75,26 @@ class SparseReducer {
             Memory{std::move(merged.counts)}};
   }
 
+  void consume(nb::handle blocks, nb::handle row_shape, std::int64_t num_gradients, nb::list results) const {
+    const SparseLog log(blocks);
+    const std::size_t width = gq::checked_mul(product(to_shape(row_shape, 0, false), 0), bound_.parts());
+    // All objects are made before: once the values are lost, nothing may fail.
+    const nb::object made[] = {nb::cast(Memory{}), nb::cast(Memory{}), nb::cast(Memory{})};
+    results.append(nb::make_tuple(made[0], made[1], made[2]));
+    try {
+      gq::Merged merged;
+      {
+        const Unlocked unlocked;
+        merged = gq::merge_log(bound_.spec, log.data(), log.size(), width, num_gradients, true);
+      }
+      gq::Buffer* const buffers[] = {&merged.ids, &merged.values, &merged.counts};
+      for (std::size_t i = 0; i < 3; ++i) nb::inst_ptr<Memory>(made[i])->buffer = std::move(*buffers[i]);
+    } catch (...) {
+      nb::del(results[results.size() - 1]);
+      throw;
+    }
+  }
+
   SparseBlock compact(nb::handle blocks) const {
     const SparseLog log(blocks);
     SparseBlock out;
@@ -177,6 +197,10 @@ void bind_sparse(nb::module_& m) {
            nb::arg("num_table_rows"), nb::arg("weight"), nb::arg("lend"), nb::arg("check_finite"),
            "Return None for whatever `block` would refuse, and for anything else that needs a second look.")
       .def("merge", &SparseReducer::merge, nb::arg("blocks"), nb::arg("row_shape"), nb::arg("num_gradients"))
+      .def("consume", &SparseReducer::consume, nb::arg("blocks"), nb::arg("row_shape"), nb::arg("num_gradients"),
+           nb::arg("results"),
+           "Append what `merge` returns, without the number of rows, to a list in the same call. Then the values of the "
+           "blocks are lost, but for lent ones.")
       .def("compact", &SparseReducer::compact, nb::arg("blocks"))
       .def("export_block", &SparseReducer::export_block, nb::arg("block"),
            "Return rows, width, whether they are sums, the weight, and copies of ids, values and counts (None for one "

@@ -16,6 +16,14 @@ class Memory:
 
     def __len__(self) -> int: ...
 
+class TensorMemory:
+    """The memory of a framework's tensor, by the buffer protocol."""
+
+def coo_memory(indices: object, values: object) -> tuple[TensorMemory, TensorMemory] | None:
+    """
+    Return the memory of ids `[1, n]`, as `[n]`, and of values `[n, *row]`; None unless both are contiguous in this machine's memory, of types that NumPy has, and their framework has DLPack's exchange interface in C.
+    """
+
 class SparseBlock:
     """One sparse gradient, or the merged prefix of a log. Immutable."""
 
@@ -43,6 +51,11 @@ class SparseReducer:
         """
 
     def merge(self, blocks: object, row_shape: object, num_gradients: int) -> tuple[int, Memory, Memory, Memory]: ...
+
+    def consume(self, blocks: object, row_shape: object, num_gradients: int, results: list) -> None:
+        """
+        Append what `merge` returns, without the number of rows, to a list in the same call. Then the values of the blocks are lost, but for lent ones.
+        """
 
     def compact(self, blocks: object) -> SparseBlock: ...
 

@@ -134,7 +134,7 @@ class WeighedContribution(Contribution):
 
 
 class Batch:
-    """A detached round: what one take delivers. Immutable.
+    """A detached round: what one take delivers. Immutable, but for `kept`.
 
     Attributes:
         contributions: in order of acceptance.
@@ -144,9 +144,10 @@ class Batch:
         step: the round's step before it was detached.
         serial: counts the rounds detached: older ones are delivered first.
         workers: the named workers whose gradients are in it, each once.
+        kept: what took the place of the blocks of members that were consumed: see `AbstractSparseReducer.consume`.
     """
 
-    __slots__ = ("contributions", "forms", "num_bytes", "num_gradients", "serial", "step", "workers")
+    __slots__ = ("contributions", "forms", "kept", "num_bytes", "num_gradients", "serial", "step", "workers")
 
     def __init__(
         self,
@@ -165,11 +166,14 @@ class Batch:
         self.step = step
         self.serial = serial
         self.workers = workers
+        self.kept: dict[int, list[Any]] | None = None
 
     def with_serial(self, serial: int) -> Batch:
         """Return the same round as one that was detached at another time."""
         contents = self.contributions, self.forms, self.num_gradients, self.num_bytes, self.step
-        return Batch(*contents, serial, self.workers)
+        batch = Batch(*contents, serial, self.workers)
+        batch.kept = self.kept
+        return batch
 
 
 class Prefix:

@@ -150,19 +150,6 @@ def test_it_does_not_pickle_nor_copy():
             each(micro_batches)
 
 
-@pytest.mark.parametrize("sparse", [True, False])
-def test_forgotten_zero_grad_is_refused_and_nothing_changes(sparse):
-    embedding = torch.nn.Embedding(5, 1, sparse=sparse)
-    micro_batches = gqt.MicroBatchAccumulator(embedding.parameters(), 1)
-    embedding(torch.tensor([1])).sum().backward()
-    assert micro_batches.step()
-    embedding(torch.tensor([1])).sum().backward()  # adds to what was merged
-    with pytest.raises(gq.InvalidArgumentError, match=r"got the merged one again; call optimizer\.zero_grad\(\)"):
-        micro_batches.step()
-    assert embedding.weight.grad.to_dense()[1] == 2
-    assert micro_batches.num_accumulated == 0
-
-
 def test_step_without_a_backward_pass_is_refused():
     net = model()
     micro_batches = gqt.MicroBatchAccumulator(net.parameters(), 2)
@@ -217,6 +204,28 @@ def test_a_merge_that_fails_loses_nothing(again):
         assert micro_batches.step()
         assert micro_batches.num_accumulated == 1
     assert weight.grad.item() == 2
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_a_merge_that_is_cut_off_when_its_blocks_are_consumed_loses_nothing(monkeypatch, error):
+    weight = torch.nn.Parameter(torch.zeros(50_000, 64))
+    micro_batches = gqt.MicroBatchAccumulator([weight], 3, max_norm=1e9)
+    rows = torch.arange(64.0) + torch.arange(40_000.0)[:, None]
+    ids = torch.arange(40_000)
+    for k in range(3):
+        weight.grad = torch.sparse_coo_tensor(ids[None] + k, rows, (50_000, 64), check_invariants=False)
+        if k == 2:
+            with monkeypatch.context() as patch:
+                patch.setattr(micro_batches._group, "_build", lambda merged: (_ for _ in ()).throw(error()))
+                with pytest.raises(error):
+                    micro_batches.step()
+        else:
+            micro_batches.step()
+    want = torch.zeros(50_000, 64)
+    for k in range(3):
+        want.index_add_(0, ids + k, rows)
+    assert micro_batches.flush()
+    torch.testing.assert_close(weight.grad.to_dense(), want / 3)
 
 
 LEAF = torch.nn.Parameter(torch.zeros(2))

@@ -97,6 +97,23 @@ def test_a_parameter_without_gradients_has_none_and_counts_as_zero_where_it_has_
     assert number.grad.item() == 1.5
 
 
+def test_a_parameter_whose_gradients_have_no_rows_gets_one_without_rows():
+    one, two = (torch.nn.Parameter(torch.zeros(5, 2)) for _ in range(2))
+    micro_batches = gqt.MicroBatchAccumulator([one, two], 2)
+    for _ in range(2):
+        one.grad = torch.zeros(5, 2).to_sparse(1)
+        done = micro_batches.step()
+    assert done
+    assert one.grad.is_coalesced()
+    assert (one.grad._nnz(), one.grad.shape) == (0, (5, 2))
+    assert two.grad is None
+    one.grad, two.grad = None, torch.zeros(5, 2).to_sparse(1)
+    micro_batches.step()
+    assert micro_batches.flush()
+    assert one.grad is None
+    assert two.grad._nnz() == 0
+
+
 def test_a_parameter_with_sparse_and_dense_gradients_in_turn_gets_their_mean():
     weight = torch.nn.Parameter(torch.zeros(5, 2))
     micro_batches = gqt.MicroBatchAccumulator([weight], 2)

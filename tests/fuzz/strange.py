@@ -63,6 +63,7 @@ def arguments(fuzz, rng):
         "merge": [[block], (2,), 1],
         "compact": [[block]],
         "distinct_bytes": [[block]],
+        "consume": [[block], (2,), 1, []],
     }
     for method, given in right.items():
         for _ in range(2):
@@ -75,6 +76,9 @@ def arguments(fuzz, rng):
             fuzz.inside(made.native.compact, [strange])
             fuzz.inside(lambda who=strange: (getattr(who, "num_bytes", 0), getattr(who, "lent", 0)))
             fuzz.inside(lambda who=strange: who.merge([block], (2,), 1) if hasattr(who, "merge") else None)
+        memory = _bare(_native.TensorMemory)
+        fuzz.inside(made.native.plain_block, memory, memory, (2,), 3, 1.0, False, False)
+    fuzz.inside(_native.coo_memory, anything(rng), anything(rng))
     fuzz.inside(pick(rng, [_native.set_memory_cap, _native.trim_memory]), anything(rng))
     fuzz.inside(_native.trim_memory)
     _native.set_memory_cap(pick(rng, [0, 100, 10_000, 512 << 20]))

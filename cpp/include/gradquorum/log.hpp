@@ -1,6 +1,7 @@
 /// What is asked of a log of sparse blocks: its result, its compaction, its number of distinct rows.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -13,12 +14,14 @@
 
 namespace gradquorum {
 
-/// The reduced gradient of a log: ids, values in the storage type, counts.
+/// The reduced gradient of a log: ids, values in the storage type, counts. If it consumes the blocks, their values are
+/// lost where it succeeds, but for lent ones; that is for who is the only one to have them.
 inline Merged merge_log(const Spec& spec, const Block* const* blocks, std::size_t num_blocks, std::size_t width,
-                        std::int64_t num_gradients) {
+                        std::int64_t num_gradients, bool consume = false) {
   const FloatModes modes;
   MergeOptions options;
   options.width = width;
+  options.consume = consume && std::none_of(blocks, blocks + num_blocks, [](const Block* b) { return b->lent(); });
   options.result = spec.storage;
   options.weighted = spec.reduction == Reduction::mean_by_weight;
   set_denominator(spec, num_gradients, total_weight(blocks, num_blocks), options.divide, options.count, options.number);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -24,6 +25,7 @@ struct MergeOptions {
   double number = 0.0;             ///< The number, if it is a weight; 0 otherwise.
   DType result = DType::f32;       ///< Storage or accumulate type.
   bool weighted = false;           ///< Rows are multiplied by the weights of their blocks.
+  bool consume = false;            ///< The blocks' values, which nobody lends, are lost if it succeeds: memory is freed.
 };
 
 /// A merged log. Ids ascend without repeats.
@@ -64,6 +66,7 @@ class Merger {
     all_.ends = reinterpret_cast<std::uint32_t*>(rest);
     if (options.weighted) all_.weight_of = all_.ends + n;
     ranges_ = Buffer(checked_mul(partition.num_ranges(), sizeof(Range)));
+    if (options.consume) left_ = Buffer(checked_mul(partition.num_ranges(), sizeof(std::atomic<std::size_t>)));
     if (options.weighted) {
       weights_ = Buffer(checked_mul(partition.num_spans(), sizeof(double)));
       for (std::size_t b = 0; b < partition.num_spans(); ++b)
@@ -85,13 +88,18 @@ class Merger {
       range.first_piece = num_pieces;
       out.num_rows += range.distinct;
       num_pieces += (range.distinct + groups - 1) / groups;
+      if (options_.consume) new (left_.as<std::atomic<std::size_t>>() + r) std::atomic(num_pieces - range.first_piece);
     }
     out.ids = Buffer(checked_mul(out.num_rows, sizeof(std::int64_t)));
     out.counts = Buffer(checked_mul(out.num_rows, sizeof(std::int64_t)));
     out.values = Buffer(checked_mul(out.num_rows, row_bytes_));
     stream_ = row_bytes_ % 32 == 0 && out.values.size() >= stream_bytes;
     const bool spread = n * std::max(row_bytes_, sizeof(std::int64_t)) >= spread_bytes;
-    ThreadPool::run(spread ? spec_.num_threads : 1, num_pieces, [&](std::size_t i) { gather(i, out); });
+    ThreadPool::run(spread ? spec_.num_threads : 1, num_pieces, [&](std::size_t i) {  // Nothing throws here.
+      const std::size_t r = range_of(i);
+      gather(i, r, out);
+      if (options_.consume && left_.as<std::atomic<std::size_t>>()[r].fetch_sub(1) == 1) partition_.discard(r);
+    });
     return out;
   }
 
@@ -179,13 +187,17 @@ class Merger {
     GRADQUORUM_DISPATCH(scatter_rows<S, A, false>(from, rank, span.count, width, A{}, sums));
   }
 
-  /// Second phase: makes the result rows of a piece.
-  void gather(std::size_t piece, Merged& out) const {
+  /// The range that a piece of the second phase is in.
+  std::size_t range_of(std::size_t piece) const {
     const Range* const ranges = ranges_.as<Range>();
     const Range* const next = std::upper_bound(ranges, ranges + partition_.num_ranges(), piece,
                                                [](std::size_t p, const Range& range) { return p < range.first_piece; });
-    const std::size_t r = static_cast<std::size_t>(next - ranges) - 1;
-    const Range& range = ranges[r];
+    return static_cast<std::size_t>(next - ranges) - 1;
+  }
+
+  /// Second phase: makes the result rows of a piece.
+  void gather(std::size_t piece, std::size_t r, Merged& out) const {
+    const Range& range = ranges_.as<Range>()[r];
     const std::size_t begin = (piece - range.first_piece) * piece_groups();
     const std::size_t size = std::min(piece_groups(), range.distinct - begin);
     const std::size_t row = range.first_row + begin;
@@ -246,6 +258,7 @@ class Merger {
   unsigned char* places_ = nullptr; ///< Row addresses of a range, or its thin sums.
   Buffer weights_;               ///< double, one for each block that has rows.
   Buffer ranges_;                ///< Range, each written by the thread that orders it.
+  Buffer left_;                  ///< std::atomic<size_t>, pieces of each range that are not made yet, if asked to consume.
 };
 
 /// Merges blocks as the options say. Throws std::bad_alloc or std::invalid_argument; then nothing has changed.

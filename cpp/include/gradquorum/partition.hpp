@@ -84,6 +84,17 @@ class Partition {
     return list;
   }
 
+  /// Gives the values of a range back to the system: they have been read.
+  void discard(std::size_t range) const noexcept {
+    for (std::size_t b = 0; b < num_spans_; ++b) {
+      const Span& span = spans()[b];
+      const std::size_t begin = num_ranges_ > 1 ? begins(range)[b] : 0;
+      const std::size_t end = num_ranges_ > 1 && range + 1 < num_ranges_ ? begins(range + 1)[b] : span.count;
+      const auto* const values = reinterpret_cast<const unsigned char*>(span.row & ~accumulated_tag);
+      MemoryPool::discard(values + begin * span.stride, (end - begin) * span.stride);
+    }
+  }
+
  private:
   /// All blocks that have rows.
   Span* spans() const { return spans_.as<Span>(); }

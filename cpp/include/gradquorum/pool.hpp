@@ -14,6 +14,7 @@
 
 #if defined(__linux__)
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
@@ -102,6 +103,17 @@ class MemoryPool {
     }
     to_system(dropped);
     return bytes;
+  }
+
+  /// Gives the whole pages of a stretch of a live piece back to the system, where it can. What was in them is lost.
+  static void discard([[maybe_unused]] const unsigned char* begin, [[maybe_unused]] std::size_t bytes) noexcept {
+#if defined(__linux__)
+    static const std::uintptr_t page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+    const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(begin);
+    const std::uintptr_t first = (address + page - 1) / page * page;
+    const std::uintptr_t last = (address + bytes) / page * page;
+    if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+#endif
   }
 
   /// Sets the most bytes kept, and gives back what is above it.

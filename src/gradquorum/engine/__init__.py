@@ -9,7 +9,16 @@ from gradquorum.engine.interface import AbstractEngine, ReducerSpec
 from gradquorum.engine.reference import ReferenceEngine
 from gradquorum.errors import InvalidArgumentError
 
-__all__ = ["AbstractEngine", "ReducerSpec", "available_engines", "engine_name", "get_engine", "trim_memory"]
+__all__ = [
+    "TENSOR_MEMORY",
+    "AbstractEngine",
+    "ReducerSpec",
+    "available_engines",
+    "coo_memory",
+    "engine_name",
+    "get_engine",
+    "trim_memory",
+]
 
 
 def _engines_here() -> dict[str, AbstractEngine]:
@@ -28,6 +37,12 @@ _warned = False
 
 engine_name: str = next(iter(_engines))
 """The engine used by default."""
+
+coo_memory = _engines[engine_name].coo_memory
+"""See `AbstractEngine.coo_memory`."""
+
+TENSOR_MEMORY: tuple[type, ...] = _engines[engine_name].tensor_memory
+"""The types of what it returns."""
 
 
 def available_engines() -> tuple[str, ...]:

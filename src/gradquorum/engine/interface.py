@@ -103,7 +103,8 @@ class AbstractSparseReducer(ABC):
         """Check one gradient and do what `block` does, if it is as plain as can be.
 
         Plain are int64 ids `[n]` from 0 to below `num_table_rows`, and values `[n, *row_shape]` of the dtype, n above
-        0, both in contiguous NumPy arrays. None for all others, right or wrong: they need a closer look.
+        0, both in contiguous NumPy arrays or from `coo_memory`. None for all others, right or wrong: they need a
+        closer look.
 
         Raises:
             MemoryError: there is no room.
@@ -115,6 +116,16 @@ class AbstractSparseReducer(ABC):
         self, blocks: Sequence[Block], row_shape: tuple[int, ...], num_gradients: int
     ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]:
         """Return the reduced gradient of a log: ids `[r]`, ascending, values `[r, *row]`, counts `[r]`."""
+
+    def consume(
+        self, blocks: Sequence[Block], row_shape: tuple[int, ...], num_gradients: int, kept: list[Any]
+    ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]:
+        """Do what `merge` does, in less memory if possible: the blocks, which nobody else may have, may be lost.
+
+        What takes their place is in `kept` at once, and makes a second call return the same. One that fails loses
+        nothing.
+        """
+        return self.merge(blocks, row_shape, num_gradients)
 
     @abstractmethod
     def compact(self, blocks: Sequence[Block]) -> Block:
@@ -174,12 +185,21 @@ class AbstractEngine(ABC):
     """Makes the reducers of the members of a round."""
 
     name: str
+    tensor_memory: tuple[type, ...] = ()
+    """The types of what `coo_memory` returns."""
 
     @abstractmethod
     def sparse_reducer(self, spec: ReducerSpec) -> AbstractSparseReducer: ...
 
     @abstractmethod
     def dense_reducer(self, spec: ReducerSpec) -> AbstractDenseReducer: ...
+
+    def coo_memory(self, indices: Any, values: Any) -> tuple[Any, Any] | None:
+        """Return the memory of a sparse tensor's ids `[1, n]`, as `[n]`, and values, for `plain_block`.
+
+        None where that takes a closer look. Both export their memory by the buffer protocol and keep the tensors alive.
+        """
+        return None
 
     def trim_memory(self) -> int:
         """Give the memory kept for reuse back to the system, and return how many bytes that were."""

@@ -106,6 +106,19 @@ class _SparseReducer(_Door, AbstractSparseReducer):
             ndarray((num_rows,), _INT64, counts),
         )
 
+    def consume(
+        self, blocks: Sequence[Block], row_shape: tuple[int, ...], num_gradients: int, kept: list[Any]
+    ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]:
+        if not kept:
+            self._native.consume(blocks, row_shape, num_gradients, kept)
+        indices, values, counts = kept[0]
+        num_rows = len(indices) // _INT64.itemsize
+        return (
+            np.ndarray((num_rows,), _INT64, indices),
+            np.ndarray((num_rows, *row_shape), self._dtype, values),
+            np.ndarray((num_rows,), _INT64, counts),
+        )
+
     def compact(self, blocks: Sequence[Block]) -> Block:
         block: Block = self._native.compact(blocks)
         return block
@@ -174,6 +187,8 @@ class NativeEngine(AbstractEngine):
     """Makes reducers that run in C++, without the GIL, on as many threads as the spec says."""
 
     name = "native"
+    tensor_memory = (_native.TensorMemory,)
+    coo_memory = staticmethod(_native.coo_memory)  # without a method around it: here every call counts
 
     def sparse_reducer(self, spec: ReducerSpec) -> AbstractSparseReducer:
         return _SparseReducer(spec)

@@ -16,16 +16,12 @@ from gradquorum.errors import InvalidArgumentError, InvalidDTypeError
 from gradquorum.groups import AccumulatorGroup
 from gradquorum.handle import AbstractAccumulator
 from gradquorum.indexed_slices import SparseGradient
+from gradquorum.jax.tracing import is_tracing
 from gradquorum.specs import DenseSpec, SparseSpec
 from gradquorum.terms import check_timeout
 from gradquorum.workers import GroupWorker
 
-__all__ = ["apply_grad", "as_bcoo", "is_tracing", "narrowed", "pad_rows", "padding_id", "take_bcoo", "take_grad"]
-
-
-def is_tracing(tree: Any = None) -> bool:
-    """Tell whether JAX traces a function now: there is a tracer in the tree, or what `jax.numpy` makes is one."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in [*jax.tree.leaves(tree), jnp.zeros(())])
+__all__ = ["apply_grad", "as_bcoo", "id_dtype", "narrowed", "pad_rows", "padding_id", "take_bcoo", "take_grad"]
 
 
 def as_bcoo(ids: Any, rows: Any, num_rows: int) -> Any:

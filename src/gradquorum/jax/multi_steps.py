@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
-from jax.experimental.sparse import BCOO
 
 from gradquorum.arrays import as_integer
 from gradquorum.errors import InvalidArgumentError
 from gradquorum.groups import AccumulatorGroup
-from gradquorum.jax.gradients import is_tracing, narrowed, pad_rows, padding_id
+from gradquorum.jax.gradients import narrowed
 from gradquorum.jax.row_steps import Leaf, find_owners, step_rows
+from gradquorum.jax.tracing import is_tracing
+from gradquorum.jax.windows import Form, Window, as_matrix, check_layout, is_sparse, leaf_of, nothing
 from gradquorum.specs import DenseSpec, SparseSpec
 
 __all__ = ["MultiSteps", "MultiStepsState"]
@@ -45,20 +46,6 @@ class MultiStepsState(NamedTuple):
     num_skipped: Any
     inner_state: Any
     window: Any
-
-
-@jax.tree_util.register_static
-class _Window:
-    """The gradients between two steps. Part of the state's structure, as no array can be."""
-
-    def __init__(self, params: Any) -> None:
-        self.params = jax.tree.map(lambda param: jax.ShapeDtypeStruct(jnp.shape(param), jnp.result_type(param)), params)
-        """The parameters' shapes and dtypes."""
-        self.group: AccumulatorGroup | None = None
-        """Made with the first gradient, like all that follows."""
-        self.layout: list[Leaf] = []
-        self.owners: dict[int, int] = {}
-        """For each leaf of the inner state that has a row for each row of an embedding, which of the gradients."""
 
 
 class MultiSteps:
@@ -135,7 +122,7 @@ class MultiSteps:
                 "call it before, and give the function the state"
             )
         one, two, three = (jnp.zeros((), jnp.int32) for _ in range(3))  # an array each: the state may be donated
-        return MultiStepsState(one, two, three, self._inner.init(params), _Window(params))
+        return MultiStepsState(one, two, three, self._inner.init(params), Window(params))
 
     def update(
         self, updates: Any, state: MultiStepsState, params: Any = None, **extra: Any
@@ -159,26 +146,21 @@ class MultiSteps:
                 raises outside of traced functions loses nothing: the gradient is held, and the next update, or
                 `flush`, steps with all that was merged.
         """
-        leaves, structure = jax.tree_util.tree_flatten_with_path(updates, is_leaf=_is_sparse)
-        layout = [_leaf_of(path, leaf) for path, leaf in leaves]
-        window = state.window
-        if window.group is None:
-            window.owners = find_owners(self._inner, layout, structure, window.params)
-            window.layout, window.group = layout, self._make_group(layout)
-        elif layout != window.layout:
-            raise InvalidArgumentError(f"updates: expected gradients as before, {window.layout}, got {layout}")
+        leaves, structure = jax.tree_util.tree_flatten_with_path(updates, is_leaf=is_sparse)
+        layout = [leaf_of(path, leaf) for path, leaf in leaves]
+        form = self._form_of(state.window, layout, structure)
         gradients = [leaf for _, leaf in leaves]
         if is_tracing(gradients):
-            accepted, held, due, merged = self._exchange(window, gradients)
+            accepted, held, due, merged = self._exchange(state.window, form, gradients)
             state = state._replace(mini_step=held, num_skipped=state.num_skipped + jnp.where(accepted, 0, 1))
-            return self._advance(due, merged, structure, state, params, extra)
+            return self._advance(due, merged, form, structure, state, params, extra)
         jax.block_until_ready(state.mini_step)  # a jitted update may still be on its way to the window
-        accepted, due = self._hold(window, gradients)
+        accepted, due = self._hold(state.window, form, gradients)
         state = state._replace(num_skipped=state.num_skipped + (0 if accepted else 1))
         if due:
             return self._step(structure, state, params, extra)
-        state = state._replace(mini_step=jnp.asarray(window.group.num_accumulated(), jnp.int32))
-        return self._advance(False, [_nothing(leaf, 0) for leaf in window.layout], structure, state, params, extra)
+        state = state._replace(mini_step=jnp.asarray(state.window.num_held, jnp.int32))
+        return self._advance(False, [nothing(leaf, 0) for leaf in layout], form, structure, state, params, extra)
 
     def flush(self, state: MultiStepsState, params: Any = None, **extra: Any) -> tuple[Any, MultiStepsState]:
         """Let the transformation inside step with what is held, divided by its own count. Not in a traced function.
@@ -195,7 +177,7 @@ class MultiSteps:
         if is_tracing():
             raise InvalidArgumentError("flush: expected a call outside of traced functions")
         jax.block_until_ready(state.mini_step)  # a jitted update may still be on its way to the window
-        if window.group is None or not (window.group.num_accumulated() or window.group.num_undelivered):
+        if window.form is None or not (window.num_held or window.form.group.num_undelivered):
             raise InvalidArgumentError("flush: expected gradients that are held, got none")
         return self._step(jax.tree.structure(window.params), state, params, extra)
 
@@ -206,40 +188,46 @@ class MultiSteps:
             members[leaf.name or "grad"] = kind(leaf.dtype, leaf.shape, self._reduction)
         return AccumulatorGroup(members, name="multi_steps", target="local", on_nonfinite=self._on_nonfinite)
 
-    def _hold(self, window: _Window, gradients: list[Any]) -> tuple[bool, bool]:
-        """Hold a gradient. Return whether it counts, and whether merged ones are due."""
-        group = window.group
-        assert group is not None
-        receipt = group.apply(dict(zip(group.members, gradients, strict=True)), local_step=None)
-        return bool(receipt), group.num_accumulated() >= self._steps or group.num_undelivered > 0
+    def _form_of(self, window: Window, layout: list[Leaf], structure: Any) -> Form:
+        """Return the form of gradients: that of those before, or a new one that is known when one has been held."""
+        if window.form is not None:
+            check_layout(window.form.layout, layout)
+            return window.form
+        owners = find_owners(self._inner, layout, structure, window.params)
+        return Form(layout, owners, self._make_group(layout))
 
-    def _exchange(self, window: _Window, gradients: list[Any]) -> tuple[Any, Any, Any, list[Any]]:
+    def _hold(self, window: Window, form: Form, gradients: list[Any]) -> tuple[bool, bool]:
+        """Hold a gradient. Return whether it counts, and whether merged ones are due."""
+        accepted = window.hold(form, gradients)
+        assert window.form is not None
+        return accepted, window.num_held >= self._steps or window.form.group.num_undelivered > 0
+
+    def _exchange(self, window: Window, form: Form, gradients: list[Any]) -> tuple[Any, Any, Any, list[Any]]:
         """Hold a gradient of a traced function.
 
         Return whether it counts, how many are held, and whether these are merged ones: which.
         """
-        group, size = window.group, self._size
-        assert group is not None
-        if size is None and any(leaf.sparse for leaf in window.layout):
+        size = self._size
+        if size is None and any(leaf.sparse for leaf in form.layout):
             raise InvalidArgumentError("size: expected MultiSteps(..., size=...) in a traced function, got None")
-        nothing = [_nothing(leaf, size or 0) for leaf in window.layout]
+        none = [nothing(leaf, size or 0) for leaf in form.layout]
 
         def exchange(gradients: list[Any]) -> tuple[Any, Any, Any, list[Any]]:
-            accepted, due = self._hold(window, gradients)
-            merged = self._take(window, lambda merged: merged, size) if due else nothing
-            return np.bool_(accepted), np.int32(group.num_accumulated()), np.bool_(due), merged
+            accepted, due = self._hold(window, form, gradients)
+            merged = self._take(window, lambda merged: merged, size) if due else none
+            return np.bool_(accepted), np.int32(window.num_held), np.bool_(due), merged
 
-        results = (np.bool_(0), np.int32(0), np.bool_(0), nothing)
+        results = (np.bool_(0), np.int32(0), np.bool_(0), none)
         accepted, held, due, merged = io_callback(exchange, results, gradients, ordered=True)
         return accepted, held, due, merged
 
-    def _take(self, window: _Window, use: Callable[[list[Any]], T], size: int | None = None) -> T:
+    def _take(self, window: Window, use: Callable[[list[Any]], T], size: int | None = None) -> T:
         """Take the merged gradients, and return what is made of them.
 
         They are `(ids, rows)` of embeddings, padded to a size if there is one; else arrays.
         """
-        group = window.group
-        assert group is not None
+        assert window.form is not None
+        group = window.form.group
 
         def build(merged: Any) -> T:
             # An error that is raised here leaves the round as it is: it is not delivered yet.
@@ -250,21 +238,22 @@ class MultiSteps:
 
     def _step(self, structure: Any, state: MultiStepsState, params: Any, extra: Any) -> tuple[Any, MultiStepsState]:
         """Let the transformation inside step with what is held. If it fails, that is held still."""
+        form = state.window.form
+        assert form is not None
 
         def use(merged: list[Any]) -> tuple[Any, MultiStepsState]:
-            return self._advance(True, jax.tree.map(jax.device_put, merged), structure, state, params, extra)
+            return self._advance(True, jax.tree.map(jax.device_put, merged), form, structure, state, params, extra)
 
         updates, state = self._take(state.window, use)
-        held = state.window.group.num_accumulated()
-        return updates, state._replace(mini_step=jnp.asarray(held, jnp.int32))
+        return updates, state._replace(mini_step=jnp.asarray(state.window.num_held, jnp.int32))
 
     def _advance(
-        self, due: Any, merged: list[Any], structure: Any, state: MultiStepsState, params: Any, extra: Any
+        self, due: Any, merged: list[Any], form: Form, structure: Any, state: MultiStepsState, params: Any, extra: Any
     ) -> tuple[Any, MultiStepsState]:
         """Let the transformation inside step with the merged gradients, if there are any."""
 
         def step(merged: list[Any], inner_state: Any) -> tuple[list[Any], Any]:
-            return step_rows(self._inner, state.window, merged, structure, inner_state, params, extra)
+            return step_rows(self._inner, form, merged, structure, inner_state, params, extra)
 
         def rest(merged: list[Any], inner_state: Any) -> tuple[list[Any], Any]:
             changes, _ = jax.eval_shape(step, merged, inner_state)
@@ -275,28 +264,8 @@ class MultiSteps:
         else:
             changes, inner_state = jax.lax.cond(due, step, rest, merged, state.inner_state)
         updates = [
-            _as_matrix(leaf, each[0], change) if leaf.sparse else change
-            for leaf, each, change in zip(state.window.layout, merged, changes, strict=True)
+            as_matrix(leaf, each[0], change) if leaf.sparse else change
+            for leaf, each, change in zip(form.layout, merged, changes, strict=True)
         ]
         state = state._replace(gradient_step=state.gradient_step + jnp.where(due, 1, 0), inner_state=inner_state)
         return structure.unflatten(updates), state
-
-
-def _is_sparse(leaf: Any) -> bool:
-    return isinstance(leaf, BCOO)
-
-
-def _leaf_of(path: Any, leaf: Any) -> Leaf:
-    return Leaf(jax.tree_util.keystr(path), tuple(leaf.shape), np.dtype(leaf.dtype), _is_sparse(leaf))
-
-
-def _nothing(leaf: Leaf, size: int) -> Any:
-    """Return a gradient that changes nothing."""
-    if not leaf.sparse:
-        return np.zeros(leaf.shape, leaf.dtype)
-    empty = np.empty(0, np.int64), np.empty((0, *leaf.shape[1:]), leaf.dtype)
-    return pad_rows(*empty, size, padding_id(leaf.shape[0]))
-
-
-def _as_matrix(leaf: Leaf, ids: Any, rows: Any) -> Any:
-    return BCOO((rows, ids[:, None]), shape=leaf.shape, indices_sorted=True, unique_indices=True)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.experimental.sparse import BCOO
 
 from gradquorum.errors import InvalidArgumentError
+from gradquorum.jax.gradients import id_dtype
 
 __all__ = ["Leaf", "apply_updates", "find_owners", "step_rows"]
 
@@ -71,13 +72,13 @@ def find_owners(inner: Any, layout: list[Leaf], structure: Any, params: Any) -> 
 
 
 def step_rows(
-    inner: Any, window: Any, merged: list[Any], structure: Any, inner_state: Any, params: Any, extra: Any
+    inner: Any, form: Any, merged: list[Any], structure: Any, inner_state: Any, params: Any, extra: Any
 ) -> tuple[list[Any], Any]:
     """Step with rows in place of tables: of gradients, of parameters and of the inner state.
 
     Args:
         inner: the transformation.
-        window: has the `layout` of the gradients, and the `owners` of leaves of the inner state.
+        form: has the `layout` of the gradients, and the `owners` of leaves of the inner state.
         merged: `(ids, rows)` for each sparse gradient, arrays for the others.
         structure: the tree that they are the leaves of.
         inner_state: the whole state.
@@ -87,17 +88,17 @@ def step_rows(
     Returns:
         What is to be added to those rows and arrays, and the whole new state.
     """
-    ids = [each[0] if leaf.sparse else None for leaf, each in zip(window.layout, merged, strict=True)]
-    values = [each[1] if leaf.sparse else each for leaf, each in zip(window.layout, merged, strict=True)]
+    ids = [each[0] if leaf.sparse else None for leaf, each in zip(form.layout, merged, strict=True)]
+    values = [each[1] if leaf.sparse else each for leaf, each in zip(form.layout, merged, strict=True)]
     if params is not None:
         leaves = structure.flatten_up_to(params)
         params = structure.unflatten([_rows(leaf, at) for leaf, at in zip(leaves, ids, strict=True)])
     tables, state_structure = jax.tree.flatten(inner_state)
-    at_of = [ids[window.owners[k]] if k in window.owners else None for k in range(len(tables))]
+    at_of = [ids[form.owners[k]] if k in form.owners else None for k in range(len(tables))]
     rows = [_rows(table, at) for table, at in zip(tables, at_of, strict=True)]
     updates, new_state = inner.update(structure.unflatten(values), state_structure.unflatten(rows), params, **extra)
     changes = structure.flatten_up_to(updates)
-    for leaf, value, change in zip(window.layout, values, changes, strict=True):
+    for leaf, value, change in zip(form.layout, values, changes, strict=True):
         if change.shape != value.shape:
             raise InvalidArgumentError(
                 f"{leaf.name}: expected an inner transformation that returns the shape it gets, {value.shape}, "
@@ -118,6 +119,8 @@ def _rows(table: Any, ids: Any) -> Any:
 def apply_updates(params: Any, updates: Any) -> Any:
     """Return the parameters with the updates added: rows of BCOO matrices to their rows, and arrays as optax does.
 
+    Rows whose ids are outside of the table are left out, the negative ones too: they do not count from its end.
+
     Example:
         >>> import jax.numpy as jnp, gradquorum.jax as gqj
         >>> gqj.apply_updates(jnp.zeros((3, 1)), gqj.as_bcoo(jnp.array([1]), jnp.ones((1, 1)), 3)).ravel()
@@ -129,7 +132,9 @@ def apply_updates(params: Any, updates: Any) -> Any:
             return None
         if isinstance(update, BCOO):
             param = jnp.asarray(param)
-            return param.at[update.indices[:, 0]].add(update.data.astype(param.dtype), mode="drop")
+            ids = update.indices[:, 0].astype(id_dtype())
+            ids = jnp.where(ids < 0, jnp.iinfo(ids.dtype).max, ids)  # JAX counts from the end otherwise
+            return param.at[ids].add(update.data.astype(param.dtype), mode="drop")
         return jnp.asarray(param + update).astype(jnp.asarray(param).dtype)
 
     return jax.tree.map(add, params, updates, is_leaf=lambda leaf: leaf is None)

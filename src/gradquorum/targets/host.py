@@ -33,7 +33,7 @@ _SPARSE_GROWTH = 2.5
 class RoundHost:
     """Makes blocks of gradients, offers them to its round, compacts its log and merges what is detached.
 
-    Nothing here is guarded: it does not change after `__init__`. The round has the lock.
+    Nothing here is guarded: it does not change after `__init__`, but for `hold_little`. The round has the lock.
     """
 
     def __init__(self, spec: RoundSpec) -> None:
@@ -56,7 +56,7 @@ class RoundHost:
         only_dense = all(isinstance(member, DenseSpec) for member in self._specs)
         self._growth = 1.0 if only_dense else _SPARSE_GROWTH  # dense members keep one running sum
         """The log is merged when it is so many times as large as its distinct rows."""
-        self._trims = False
+        self._holds_little = False
         self._by_worker = options.order == "worker"
         self._compacts = options.compacts
         self._check_finite = options.on_nonfinite != "keep"
@@ -75,8 +75,12 @@ class RoundHost:
         )
 
     def hold_little(self, growth: float) -> None:
-        """Merge the log earlier, and keep no freed memory for reuse when it was. To be called before any apply."""
-        self._growth, self._trims = growth, True
+        """Merge the log when it is so many times as large as its distinct rows, and let memory count more than time.
+
+        Freed memory is not kept for reuse, and a take consumes the blocks of its round. To be called before any apply,
+        by whoever alone has the round, in one thread at a time, and never asks for its state.
+        """
+        self._growth, self._holds_little = growth, True
 
     # Applies
 
@@ -118,9 +122,11 @@ class RoundHost:
         That is what `AbstractSparseReducer.plain_block` takes, for the one sparse member of a round.
         """
         plain_block, row_shape = self._plain_block, self._row_shape
-        if plain_block is None or type(values) is not ndarray:
+        if plain_block is None:
             return None
         if row_shape is None:
+            if type(values) is not ndarray:
+                return None
             row_shape = values.shape[1:]
         weight = terms.weight
         if self._weight_dtypes[0] is not None:
@@ -235,7 +241,7 @@ class RoundHost:
             if merged is None:
                 return freed
             freed = True
-            if self._trims:
+            if self._holds_little:
                 del prefix, merged
                 trim_memory()
 
@@ -310,7 +316,12 @@ class RoundHost:
             for i, form in enumerate(batch.forms):
                 blocks = [contribution.blocks[i] for contribution in contributions]
                 shape = _empty_shape(self._specs[i]) if form is None else form
-                members.append(self._reducers[i].merge(blocks, shape, batch.num_gradients))
+                if self._holds_little and isinstance(self._specs[i], SparseSpec):
+                    batch.kept = batch.kept or {}
+                    kept = batch.kept.setdefault(i, [])
+                    members.append(self._reducers[i].consume(blocks, shape, batch.num_gradients, kept))
+                else:
+                    members.append(self._reducers[i].merge(blocks, shape, batch.num_gradients))
         except MemoryError as error:
             raise ResourceExhaustedError(
                 f"no memory for the result: {error or 'allocation failed'}; the round is kept whole for the next take"

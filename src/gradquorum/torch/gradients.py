@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gradquorum.accumulators import SparseConditionalAccumulator
 from gradquorum.arrays import MAX_INT64
 from gradquorum.dtypes import is_bfloat16
+from gradquorum.engine import coo_memory
 from gradquorum.errors import InvalidArgumentError
-from gradquorum.groups import AccumulatorGroup, GroupGradient
+from gradquorum.groups import AccumulatorGroup
 from gradquorum.handle import AbstractAccumulator
-from gradquorum.indexed_slices import SparseGradient
 from gradquorum.receipts import ApplyReceipt
 from gradquorum.specs import DenseSpec, SparseSpec
+from gradquorum.targets import Merged
 from gradquorum.terms import check_timeout
 from gradquorum.workers import GroupWorker
 
 __all__ = ["apply_grad", "as_sparse_tensor", "as_tensor", "gradient_of", "take_grad"]
 
-_PLAIN = {np.dtype(name): getattr(torch, name) for name in ("float16", "float32", "float64", "complex64", "complex128")}
-"""The dtypes that PyTorch and NumPy share."""
+_PLAIN = {np.dtype(name): getattr(torch, name) for name in ("float16", "float32", "float64")}
+"""The real dtypes that PyTorch and NumPy share."""
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 
 
@@ -60,11 +63,19 @@ def apply_grad(accumulator: Any, parameter_or_grad: Any, **options: Any) -> Appl
     receipt: ApplyReceipt
     member = getattr(accumulator, "_member", None)
     grad = parameter_or_grad.grad if type(parameter_or_grad) is _Parameter else parameter_or_grad
-    if type(grad) is _Tensor and grad.is_sparse and type(member) is SparseSpec and _is_plain(grad, member):
-        # What the general way below would find, and faster.
-        indices, values = grad._indices().numpy()[0], grad._values().numpy(force=True)
-        receipt = accumulator.apply_grad(indices, values, **options)
-        return receipt
+    if (
+        type(grad) is _Tensor
+        and type(member) is SparseSpec
+        and grad.is_sparse
+        and grad.dtype is _PLAIN.get(member.dtype)
+        and grad.shape == member.shape
+    ):
+        # What the general way below would find, with fewer calls. The values of a sparse tensor carry no autograd, and
+        # neither a conjugate nor a negative bit.
+        memory = coo_memory(grad._indices(), grad._values())
+        if memory is not None:
+            receipt = accumulator.apply_grad(*memory, **options)
+            return receipt
     if not isinstance(parameter_or_grad, torch.Tensor) and isinstance(parameter_or_grad, Mapping):
         if not isinstance(accumulator, AccumulatorGroup | GroupWorker):
             raise InvalidArgumentError(
@@ -85,16 +96,6 @@ def apply_grad(accumulator: Any, parameter_or_grad: Any, **options: Any) -> Appl
     else:
         receipt = accumulator.apply_indexed_slices_grad(grad, **options)
     return receipt
-
-
-def _is_plain(grad: Any, member: SparseSpec) -> bool:
-    return bool(
-        grad.is_cpu
-        and grad.dtype is _PLAIN.get(member.dtype)
-        and grad.shape == member.shape
-        and grad.sparse_dim() == 1
-        and not grad.requires_grad
-    )
 
 
 def gradient_of(what: str, tensor: Any) -> Any:
@@ -146,18 +147,25 @@ def take_grad(
         >>> grad.is_coalesced(), grad.shape, grad.indices()
         (True, torch.Size([10, 2]), tensor([[1, 7]]))
     """
+    if type(accumulator) is SparseConditionalAccumulator and device is None:
+        # What the general way below would do, with fewer calls.
+        number = accumulator._check_take(num_required, exact)
+        seconds = None if timeout is None else check_timeout(timeout)
+        return accumulator._target.take(number, seconds, exact, partial(_only_tensor, accumulator._member))
     if not isinstance(accumulator, AbstractAccumulator):
         raise InvalidArgumentError(f"accumulator: expected one, or a group, got {type(accumulator).__name__}")
     if device is not None:
         device = _check_device(device)
     number, seconds = accumulator._check_take(num_required, exact), check_timeout(timeout)
+    specs = accumulator._spec.members
 
-    def build(merged: Any) -> Any:
+    def build(merged: Merged) -> Any:
         # An error that is raised here leaves the round as it is: it is not delivered yet.
-        built = accumulator._build(merged)
-        if isinstance(built, GroupGradient):
-            return {name: _to_device(_as_any_tensor(f"{name}: ", each), device) for name, each in built.items()}
-        return _to_device(_as_any_tensor("", built), device)
+        tensors = {
+            name: _as_any_tensor(name, spec, member, device)
+            for (name, spec), member in zip(specs.items(), merged.members, strict=True)
+        }
+        return tensors[""] if "" in specs else tensors
 
     return accumulator._target.take(number, seconds, exact, build)
 
@@ -177,22 +185,32 @@ def _check_device(device: Any) -> Any:
     return checked
 
 
-def _as_any_tensor(where: str, gradient: Any) -> Any:
-    if not isinstance(gradient, SparseGradient):
-        return as_tensor(gradient)
-    indices, values = gradient.indices, gradient.values
-    size = tuple(gradient.shape.tolist())
-    if size[0] < 0:
-        size = (int(indices[-1]) + 1 if len(indices) else 0, *size[1:])
-    if max(size[0], math.prod(size)) > MAX_INT64:  # PyTorch counts even the numbers that are not stored
-        raise InvalidArgumentError(
-            f"{where}expected a table of up to {MAX_INT64} numbers, as a tensor holds no more, got shape {list(size)}. "
-            "The round is kept for the next take; the accumulator's own take returns it as arrays"
-        )
-    return as_sparse_tensor(indices, values, size)
+def _only_tensor(spec: SparseSpec, merged: Merged) -> Any:
+    """Return what a reducer returned for the only member, a sparse one."""
+    indices, values, _ = member = merged.members[0]
+    size: Any = spec.shape
+    if len(size) != values.ndim or None in size or spec.dtype.kind == "V" or math.prod(size) > MAX_INT64:
+        return _as_any_tensor("", spec, member, None)
+    indices, values = torch.from_numpy(indices[None]), torch.from_numpy(values)
+    return torch.sparse_coo_tensor(indices, values, size, is_coalesced=True, check_invariants=False)
 
 
-def _to_device(tensor: Any, device: Any) -> Any:
+def _as_any_tensor(name: str, spec: SparseSpec | DenseSpec, member: Any, device: Any) -> Any:
+    """Return what a reducer returned for a member as a tensor."""
+    if isinstance(spec, DenseSpec):
+        tensor = as_tensor(member)
+    else:
+        indices, values, _ = member
+        rows = spec.shape[0] if spec.shape else None
+        if rows is None:
+            rows = int(indices[-1]) + 1 if len(indices) else 0
+        size = (rows, *values.shape[1:])
+        if max(rows, math.prod(size)) > MAX_INT64:  # PyTorch counts even the numbers that are not stored
+            raise InvalidArgumentError(
+                f"{name or 'shape'}: expected a table of up to {MAX_INT64} numbers, as a tensor holds no more, got "
+                f"{list(size)}. The round is kept for the next take; the accumulator's own take returns it as arrays"
+            )
+        tensor = as_sparse_tensor(indices, values, size)
     return tensor if device is None else tensor.to(device)
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
-import numbers
-import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
@@ -16,12 +13,14 @@ from gradquorum.errors import InvalidArgumentError
 from gradquorum.groups import AccumulatorGroup, GroupGradient
 from gradquorum.specs import DenseSpec, SparseSpec
 from gradquorum.targets.local import LocalTarget
+from gradquorum.torch.arguments import check_max_norm, check_parameters
 from gradquorum.torch.clipping import scale_down
 from gradquorum.torch.gradients import as_sparse_tensor, as_tensor
+from gradquorum.torch.handed_out import HandedOut
 
 __all__ = ["MicroBatchAccumulator"]
 
-GROWTH = 1.8
+GROWTH = 2.0
 """What is held is merged when it is so many times as large as its distinct rows: memory counts more here than time."""
 WARN_AFTER_SKIPPED = 10
 """So many micro-batches skipped in a row are worth a warning: no step of the optimizer comes out of them."""
@@ -103,11 +102,11 @@ class MicroBatchAccumulator:
         on_nonfinite: Literal["keep", "skip", "raise"] = "skip",
         max_norm: float | None = None,
     ) -> None:
-        self._parameters = _check_parameters(params)
+        self._parameters = check_parameters(params)
         self._steps = as_integer("steps", steps)
         if self._steps < 1:
             raise InvalidArgumentError(f"steps: expected 1 or more, got {self._steps}")
-        self._max_norm = _check_max_norm(max_norm)
+        self._max_norm = check_max_norm(max_norm)
         # Which layout a gradient will have is known only when it comes, and may change. What is left out costs nothing.
         members: dict[str, SparseSpec | DenseSpec] = {}
         for i, parameter in enumerate(self._parameters):
@@ -123,8 +122,9 @@ class MicroBatchAccumulator:
         self._num_skipped = self._skipped_in_a_row = 0
         self._taken: GroupGradient | None = None
         """What has been taken and not yet put into `.grad`."""
-        self._handed_out: list[Any] = []
-        """Weak references to the merged gradients that are, or were, in `.grad`."""
+        self._members: set[str] = set()
+        """Those that any of the micro-batches held has a gradient of."""
+        self._handed_out = HandedOut()
         self._total_norm: float | None = None
 
     @property
@@ -154,8 +154,8 @@ class MicroBatchAccumulator:
             weight: of the micro-batch, under ``"MEAN_BY_WEIGHT"``: its number of examples for one.
 
         Returns:
-            Whether merged gradients are in `.grad`. If not, each `.grad` is None. A parameter that no
-            micro-batch had a gradient for has None in either case.
+            Whether merged gradients are in `.grad`. If not, each `.grad` is None. A parameter that no micro-batch had
+            a gradient for has None in either case, and one whose gradients had no rows gets one without rows.
 
         Raises:
             InvalidArgumentError: there is no gradient at all; or the merged one of before is still in a `.grad` (zero
@@ -168,9 +168,10 @@ class MicroBatchAccumulator:
         receipt = self._group.apply(gradients, local_step=None, weight=weight)
         for parameter in self._parameters:
             parameter.grad = None
-        self._handed_out = []
+        self._handed_out.clear()
         if receipt:
             self._layouts, self._skipped_in_a_row = layouts, 0
+            self._members.update(gradients)
         else:
             self._count_skipped()
         return self._is_due() and self.flush()
@@ -188,7 +189,8 @@ class MicroBatchAccumulator:
         """
         if self._taken is None and not self._group.num_undelivered and not self._group.num_accumulated():
             return False
-        if any(parameter.grad is not None for parameter in self._parameters):
+        grads = [(i, parameter.grad) for i, parameter in enumerate(self._parameters)]
+        if any(grad is not None and not self._handed_out.is_zeroed(i, grad) for i, grad in grads):
             raise InvalidArgumentError(
                 "grad: expected none, got one that would be lost; call step(), or zero it, first"
             )
@@ -201,10 +203,14 @@ class MicroBatchAccumulator:
             None if grad is None else grad.to(parameter.device)
             for parameter, grad in zip(self._parameters, merged, strict=True)
         ]
-        for parameter, grad in zip(self._parameters, on_devices, strict=True):
+        self._handed_out.clear()
+        for i, (parameter, grad) in enumerate(zip(self._parameters, on_devices, strict=True)):
             parameter.grad = grad
-        self._handed_out = [weakref.ref(grad) for grad in on_devices if grad is not None]
+            if grad is not None:
+                self._handed_out.add(i, parameter, grad)
         self._taken = None
+        if not self._group.num_accumulated():
+            self._members.clear()
         return True
 
     def _is_due(self) -> bool:
@@ -215,16 +221,15 @@ class MicroBatchAccumulator:
 
     def _collect(self) -> tuple[dict[str, Any], dict[int, str]]:
         """Return the gradients by member, and which member each parameter's go to from now on."""
-        handed_out = {id(grad) for reference in self._handed_out if (grad := reference()) is not None}
         gradients, layouts = {}, dict(self._layouts)
         for i, parameter in enumerate(self._parameters):
             grad = parameter.grad
             if grad is None:
                 continue
-            if id(grad) in handed_out:
+            if self._handed_out.still_in(i, grad):
                 raise InvalidArgumentError(
                     f"params[{i}].grad: expected the gradient of a micro-batch, got the merged one again; "
-                    "call optimizer.zero_grad(), with set_to_none=True, after optimizer.step()"
+                    "call optimizer.zero_grad() after optimizer.step()"
                 )
             dense = grad.layout is torch.strided
             member = _dense(i) if dense else _sparse(i)
@@ -243,7 +248,7 @@ class MicroBatchAccumulator:
         size = tuple(self._parameters[i].shape)
         dense = taken[_dense(i)]
         sparse = taken[_sparse(i)] if size else None
-        if sparse is not None and not len(sparse.indices):
+        if sparse is not None and not len(sparse.indices) and _sparse(i) not in self._members:
             sparse = None
         if not dense.ndim:
             return None if sparse is None else as_sparse_tensor(sparse.indices, sparse.values, size)
@@ -281,31 +286,3 @@ def _dense(i: int) -> str:
 
 def _sparse(i: int) -> str:
     return f"params[{i}].grad, sparse"
-
-
-def _check_parameters(params: Any) -> list[Any]:
-    if isinstance(params, (torch.Tensor, Mapping)) or not isinstance(params, Iterable):
-        raise InvalidArgumentError(f"params: expected an iterable of parameters, got {type(params).__name__}")
-    parameters = list(params)
-    for i, parameter in enumerate(parameters):
-        if not isinstance(parameter, torch.Tensor):
-            raise InvalidArgumentError(f"params[{i}]: expected a parameter, got {type(parameter).__name__}")
-        if not parameter.is_leaf:
-            raise InvalidArgumentError(
-                f"params[{i}]: expected a leaf, which has a .grad, got the result of an operation"
-            )
-    if not parameters:
-        raise InvalidArgumentError("params: expected one parameter or more, got none")
-    if len({id(parameter) for parameter in parameters}) < len(parameters):
-        raise InvalidArgumentError("params: expected each parameter once, got one twice")
-    return parameters
-
-
-def _check_max_norm(max_norm: Any) -> float | None:
-    if max_norm is None:
-        return None
-    if isinstance(max_norm, numbers.Real) and not isinstance(max_norm, bool):
-        number = float(max_norm)
-        if 0 < number < math.inf:
-            return number
-    raise InvalidArgumentError(f"max_norm: expected a finite number above 0, or None; got {max_norm!r}")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradquorum.engine import ReducerSpec, get_engine
+from gradquorum.engine import TENSOR_MEMORY, ReducerSpec, get_engine
 from gradquorum.errors import no_memory
 from gradquorum.receipts import ApplyReceipt
 from gradquorum.specs import RoundSpec, SparseSpec
@@ -77,7 +77,9 @@ class Sender:
         if self._plain_block is None:
             return plain_sparse(self._only, indices, values)
         if type(values) is not np.ndarray:
-            return None
+            if not isinstance(values, TENSOR_MEMORY):
+                return None
+            indices, values = np.asarray(indices), np.asarray(values)
         row_shape = values.shape[1:] if self._row_shape is None else self._row_shape
         # Where the ids ascend, this checks them in one pass and copies nothing else.
         block = self._plain_block(indices, values, row_shape, self._num_table_rows, 1.0, True, False)

@@ -1,0 +1,93 @@
+"""`consume` gives what `merge` gives, gives memory back on the way, and loses nothing when it fails."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from gradquorum.engine.interface import ReducerSpec
+from gradquorum.engine.reference import ReferenceEngine
+
+native_module = pytest.importorskip("gradquorum.engine.native", exc_type=ImportError)
+_native = native_module._native
+NATIVE = native_module.NativeEngine()
+SPEC = ReducerSpec(np.dtype("f4"), np.dtype("f4"), "MEAN", 2)
+
+
+def blocks_of(reducer, num_rows=20_000, width=64, lend=False):
+    rng = np.random.default_rng(5)
+    blocks = []
+    for _ in range(4):
+        ids = np.sort(rng.choice(2 * num_rows, num_rows, replace=False))
+        blocks.append(reducer.block(ids, rng.standard_normal((num_rows, width), "f4"), lend=lend))
+    return blocks
+
+
+def assert_same(got, want):
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("width", [0, 1, 4, 64])
+@pytest.mark.parametrize("num_rows", [1, 20_000])
+@pytest.mark.parametrize("compacted", [0, 3])
+def test_consumed_when_merged_before_expect_the_same(width, num_rows, compacted):
+    reducer = NATIVE.sparse_reducer(SPEC)
+    blocks, kept = blocks_of(reducer, num_rows, width), []
+    if compacted:
+        blocks = [reducer.compact(blocks[:compacted]), *blocks[compacted:]]
+    want = reducer.merge(blocks, (width,), 4)
+    assert_same(reducer.consume(blocks, (width,), 4, kept), want)
+    assert_same(reducer.consume(blocks, (width,), 4, kept), want)  # as when the first was cut off
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the memory stays until the blocks are gone")
+def test_consumed_expect_the_blocks_to_have_given_their_pages_back():
+    reducer = NATIVE.sparse_reducer(SPEC)
+    blocks = blocks_of(reducer)
+    assert all((reducer.export_block(block).rows != 0).mean() > 0.99 for block in blocks)
+    reducer.consume(blocks, (64,), 4, [])
+    assert all((reducer.export_block(block).rows == 0).mean() > 0.8 for block in blocks)
+
+
+def test_consumed_when_values_are_lent_expect_them_untouched():
+    reducer = NATIVE.sparse_reducer(SPEC)
+    blocks = blocks_of(reducer, lend=True)
+    want = reducer.merge(blocks, (64,), 4)
+    reducer.consume(blocks, (64,), 4, [])
+    assert_same(reducer.merge(blocks, (64,), 4), want)
+
+
+def test_consumed_by_the_reference_engine_expect_a_merge():
+    reducer, kept = ReferenceEngine().sparse_reducer(SPEC), []
+    blocks = blocks_of(reducer, 100)
+    assert_same(reducer.consume(blocks, (64,), 4, kept), reducer.merge(blocks, (64,), 4))
+    assert kept == []
+
+
+def test_consuming_when_an_allocation_fails_expect_nothing_lost():
+    reducer = NATIVE.sparse_reducer(SPEC)
+    blocks, kept = blocks_of(reducer), []
+    want = reducer.merge(blocks, (64,), 4)
+    failures = 0
+    for k in range(100):
+        _native._fail_allocation_after(k)
+        try:
+            got = reducer.consume(blocks, (64,), 4, kept)
+        except MemoryError:
+            failures += 1
+            assert kept == []
+            continue
+        finally:
+            _native._fail_allocation_after(-1)
+        break
+    assert failures > 5
+    assert_same(got, want)
+
+
+def test_consuming_what_is_no_log_expect_an_error_and_nothing_kept():
+    reducer, kept = NATIVE.sparse_reducer(SPEC), []
+    blocks = blocks_of(reducer, 10)
+    with pytest.raises(ValueError, match="different widths"):
+        reducer.consume([*blocks, *blocks_of(reducer, 10, 3)], (64,), 5, kept)
+    assert kept == []
