@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradquorum.targets.process.memory import as_bytes
+from gradquorum.targets.process.parts import LEND_FROM_BYTES
 
 __all__ = ["Blocks"]
 
@@ -29,7 +30,7 @@ class _Reader(weakref.ref[Any]):
 class Blocks:
     """The thread of the connection calls this, but for `lent_bytes` and `reclaim`, which any may.
 
-    Guarded by ``_lock``: all that is assigned outside `__init__`, but for ``_dead``.
+    Guarded by ``_lock``: all that is assigned outside `__init__`, but for ``_dead`` and ``_copied``.
     """
 
     def __init__(self) -> None:
@@ -42,6 +43,8 @@ class Blocks:
         """Of the blocks in use: when the array dies, nobody reads the block."""
         self._dead: deque[Any] = deque()
         """Arrays that died, in whatever thread: to append one is one C call."""
+        self._copied: tuple[int, ...] = ()
+        """The block from which a gradient is being copied. Only the connection's thread touches it."""
 
     def add(self, mapping: mmap.mmap) -> int:
         """Return the number of a new block, which the client may write to."""
@@ -58,7 +61,10 @@ class Blocks:
                     self._blocks.pop(number, None)
 
     def read(self, number: int) -> NDArray[np.uint8]:
-        """Return the memory of a block. While the array or a view of it lives, the block is in use.
+        """Return the memory of a block.
+
+        One that is large enough to be lent is in use while the array or a view of it lives. What others hold is copied
+        before the request is answered: they are free with the next call of `freed`.
 
         Raises:
             ValueError: this connection has no such block, or has just given it away.
@@ -68,6 +74,9 @@ class Blocks:
             if mapping is None or number in self._readers:
                 raise ValueError("no such block to offer")
             memory = as_bytes(mapping)
+            if len(memory) < LEND_FROM_BYTES:
+                self._copied = (number,)
+                return memory
             reader = _Reader(memory, self._dead.append)
             reader.number, reader.is_lent = number, False
             self._readers[number] = reader
@@ -94,6 +103,11 @@ class Blocks:
 
     def freed(self) -> tuple[int, ...]:
         """Return the blocks that the client may write to again, each once."""
+        numbers, self._copied = self._copied, ()
+        return numbers + self._unread() if self._dead else numbers
+
+    def _unread(self) -> tuple[int, ...]:
+        """Return the blocks that nothing lent reads any more, each once."""
         numbers = []
         with self._lock:
             while self._dead:
@@ -105,13 +119,15 @@ class Blocks:
     def reclaim(self) -> None:
         """Give the memory back to the system of which the client does not know yet that it may write to it again."""
         with self._lock:
-            for number in self.freed():
+            for number in self._unread():
                 # The client still maps it: take the pages away. It writes there only if it breaks the rules.
                 self._blocks.pop(number).madvise(mmap.MADV_REMOVE)
                 self._reclaimed.append(number)
 
     def reclaimed(self) -> tuple[int, ...]:
         """Return the blocks that are no more, each once."""
+        if not self._reclaimed:
+            return ()
         with self._lock:
             numbers, self._reclaimed = tuple(self._reclaimed), []
         return numbers

@@ -17,19 +17,14 @@ from gradquorum.specs import DenseSpec, SparseSpec
 from gradquorum.targets.process.messages import Part, from_text, to_text
 from gradquorum.validation import CheckedGradient, CheckedSparse
 
-__all__ = ["are_lent", "arrays_of", "gradient_parts", "late_error_of", "result_parts", "write"]
+__all__ = ["LEND_FROM_BYTES", "are_lent", "arrays_of", "gradient_parts", "late_error_of", "result_parts", "write"]
 
 _ALIGNMENT = 64
-_LEND_FROM_BYTES = 1 << 17
+LEND_FROM_BYTES = 1 << 17
 """Smaller gradients are copied: a block costs descriptors and pages, and is free again at once."""
 _INT64 = np.dtype(np.int64)
 
 Spec = SparseSpec | DenseSpec
-
-
-def _aligned(end: int) -> int:
-    """Return where the next array lies, after those that end there."""
-    return -(-end // _ALIGNMENT) * _ALIGNMENT
 
 
 def arrays_of(
@@ -40,17 +35,7 @@ def arrays_of(
     Raises:
         ValueError: they do not fit into it, or the parts are not those of such members.
     """
-    arrays: list[NDArray[Any]] = []
-    end, room = 0, len(memory)
-
-    def add(shape: tuple[int, ...], dtype: Any) -> None:
-        nonlocal end
-        start = _aligned(end)
-        end = start + math.prod(shape) * dtype.itemsize  # Python's integers do not overflow
-        if end > room:
-            raise ValueError("the arrays do not fit into their memory")
-        arrays.append(np.ndarray(shape, dtype, memory, start))
-
+    forms: list[tuple[tuple[int, ...], Any]] = []
     for spec, part in zip(specs, parts, strict=True):
         rows, shape = part.num_rows, part.shape
         if isinstance(spec, SparseSpec) is (rows is None):
@@ -58,12 +43,19 @@ def arrays_of(
         if shape is None or part.late_error is not None:
             continue
         if rows is None:
-            add(shape, spec.dtype)
+            forms.append((shape, spec.dtype))
             continue
-        add((rows,), _INT64)
-        add((rows, *shape), spec.dtype)
+        forms += (((rows,), _INT64), ((rows, *shape), spec.dtype))
         if counts:
-            add((rows,), _INT64)
+            forms.append(((rows,), _INT64))
+    arrays: list[NDArray[Any]] = []
+    end, room = 0, len(memory)
+    for shape, dtype in forms:
+        start = -(-end // _ALIGNMENT) * _ALIGNMENT
+        end = start + math.prod(shape) * dtype.itemsize  # Python's integers do not overflow
+        if end > room:
+            raise ValueError("the arrays do not fit into their memory")
+        arrays.append(np.ndarray(shape, dtype, memory, start))
     return arrays
 
 
@@ -71,7 +63,7 @@ def _num_bytes(arrays: Iterable[NDArray[Any]]) -> int:
     """Return the bytes that arrays take."""
     end = 0
     for array in arrays:
-        end = _aligned(end) + array.nbytes
+        end = -(-end // _ALIGNMENT) * _ALIGNMENT + array.nbytes
     return end
 
 
@@ -79,9 +71,9 @@ def write(memory: NDArray[np.uint8], arrays: Iterable[NDArray[Any]]) -> None:
     """Write arrays to memory that has room for them."""
     end = 0
     for array in arrays:
-        start = _aligned(end)
+        start = -(-end // _ALIGNMENT) * _ALIGNMENT
         end = start + array.nbytes
-        np.copyto(np.ndarray(array.shape, array.dtype, memory, start), array)
+        np.ndarray(array.shape, array.dtype, memory, start)[...] = array
 
 
 # Gradients
@@ -110,7 +102,7 @@ def gradient_parts(
 
 def are_lent(arrays: Iterable[NDArray[Any]]) -> bool:
     """Return whether the server, if it can, lends a gradient of such arrays to its round instead of copying it."""
-    return sum([array.nbytes for array in arrays]) >= _LEND_FROM_BYTES
+    return sum([array.nbytes for array in arrays]) >= LEND_FROM_BYTES
 
 
 def late_error_of(part: Part) -> str | None:

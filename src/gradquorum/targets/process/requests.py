@@ -149,10 +149,12 @@ def _apply(link: Link, message: m.Apply) -> m.Judged:
 
 def _judge(link: Link, message: m.Apply) -> ApplyReceipt:
     hosted, handle = link.session.get(message.handle)
-    worker = None if message.worker is None else _worker(hosted, message.worker)
-    options = hosted.spec.options
-    m.check(worker is not None or not (options.order == "worker" or options.max_per_worker), "expected a worker")
-    m.check(worker is not None or message.sequence is None, "expected a worker beside the sequence")
+    worker: Worker | None = None
+    if message.worker is not None:
+        worker = _worker(hosted, message.worker)
+    else:
+        m.check(not hosted.needs_worker, "expected a worker")
+        m.check(message.sequence is None, "expected a worker beside the sequence")
     for dtype in hosted.weight_dtypes:
         rounded = round_weight(message.weight, dtype)
         m.check(math.isfinite(rounded) and rounded > 0, "expected a finite weight above 0")
@@ -166,7 +168,6 @@ def _judge(link: Link, message: m.Apply) -> ApplyReceipt:
     if (
         hosted.is_plain
         and arrays
-        and options.on_full != "block"
         and (lend or link.server.max_bytes is None)
         and (worker is None or link.session.has_joined(hosted, worker))
     ):  # there is nothing to wait for: check and apply in one go
@@ -180,7 +181,7 @@ def _judge(link: Link, message: m.Apply) -> ApplyReceipt:
     if worker is not None:
         link.session.join(hosted, worker)
     host: RoundHost = hosted.host
-    if options.on_full != "block":
+    if hosted.spec.options.on_full != "block":
         return host.apply(handle, gradients, terms)
     receipt: ApplyReceipt = _in_slices(
         link, message.timeout, lambda deadline: host.apply(handle, gradients, terms, deadline)
