@@ -41,16 +41,14 @@ class BrokenChannel(Exception):
 class Channel:
     """One connection. One thread at a time receives; any may send."""
 
-    __slots__ = ("__weakref__", "_ahead", "_connection", "_descriptor", "_lock", "_poll", "_reads_ahead")
+    __slots__ = ("__weakref__", "_ahead", "_connection", "_descriptor", "_lock", "_poll")
 
-    def __init__(self, sock: socket.socket, timeout: float | None = None, *, reads_ahead: bool = False) -> None:
+    def __init__(self, sock: socket.socket, timeout: float | None = None) -> None:
         """Take over a connected socket.
 
         Args:
             sock: left empty.
             timeout: seconds after which a receive or a send has failed; None waits without end.
-            reads_ahead: whether a receive may read more than its message. Not where descriptors come: whoever reads
-                past one loses it.
         """
         sock.setblocking(True)
         if timeout is not None:
@@ -62,7 +60,6 @@ class Channel:
         self._lock = threading.Lock()
         """Held while a message is sent, and while the descriptor is closed or borrowed."""
         self._poll: select.poll | None = None
-        self._reads_ahead = reads_ahead
         self._ahead = b""
         """What was read beyond the last message. Only the receiving thread touches it."""
 
@@ -116,17 +113,19 @@ class Channel:
             self._lock.release()
         return True
 
-    def receive(self, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
+    def receive(self, max_bytes: int = MAX_MESSAGE_BYTES, *, ahead: bool = False) -> bytes:
         """Return the next message.
+
+        Args:
+            max_bytes: how long it may be.
+            ahead: read what has come behind it, too, which saves a system call. Not where a descriptor may follow: who
+                reads past one loses it.
 
         Raises:
             BrokenChannel: the other side is gone or silent for too long, or the message is too long.
         """
         try:
-            if self._reads_ahead:
-                data = self._ahead or os.read(self._descriptor, _READ_AHEAD_BYTES)
-            else:
-                data = os.read(self._descriptor, _LENGTH.size)
+            data = self._ahead or os.read(self._descriptor, _READ_AHEAD_BYTES if ahead else _LENGTH.size)
             if len(data) < _LENGTH.size:
                 data += _read(self._descriptor, _LENGTH.size - len(data))
             (length,) = _LENGTH.unpack_from(data)

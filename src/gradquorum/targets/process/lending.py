@@ -30,7 +30,8 @@ class _Reader(weakref.ref[Any]):
 class Blocks:
     """The thread of the connection calls this, but for `lent_bytes` and `reclaim`, which any may.
 
-    Guarded by ``_lock``: all that is assigned outside `__init__`, but for ``_dead`` and ``_copied``.
+    Guarded by ``_lock``: all that is assigned outside `__init__`, but for ``_dead``, and ``_small`` and ``_copied``, which
+    are the connection's thread's alone.
     """
 
     def __init__(self) -> None:
@@ -38,25 +39,32 @@ class Blocks:
         self._reclaimed: list[int] = []
         """Blocks that are no more, as the client has not heard yet."""
         self._blocks: dict[int, mmap.mmap] = {}
+        """Those that are large enough to be lent."""
         self._next = 0
         self._readers: dict[int, _Reader] = {}
         """Of the blocks in use: when the array dies, nobody reads the block."""
         self._dead: deque[Any] = deque()
         """Arrays that died, in whatever thread: to append one is one C call."""
+        self._small: dict[int, NDArray[np.uint8]] = {}
+        """The others. What they hold is copied before a request is answered."""
         self._copied: tuple[int, ...] = ()
-        """The block from which a gradient is being copied. Only the connection's thread touches it."""
+        """The small block from which a gradient is being copied."""
 
     def add(self, mapping: mmap.mmap) -> int:
         """Return the number of a new block, which the client may write to."""
         with self._lock:
             number, self._next = self._next, self._next + 1
-            self._blocks[number] = mapping
+            if len(mapping) < LEND_FROM_BYTES:
+                self._small[number] = as_bytes(mapping)
+            else:
+                self._blocks[number] = mapping
             return number
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Take back blocks that the client does not need, unless they are in use."""
         with self._lock:
             for number in numbers:
+                self._small.pop(number, None)
                 if number not in self._readers:
                     self._blocks.pop(number, None)
 
@@ -69,14 +77,15 @@ class Blocks:
         Raises:
             ValueError: this connection has no such block, or has just given it away.
         """
+        small = self._small.get(number)
+        if small is not None:
+            self._copied = (number,)
+            return small
         with self._lock:
             mapping = self._blocks.get(number)
             if mapping is None or number in self._readers:
                 raise ValueError("no such block to offer")
             memory = as_bytes(mapping)
-            if len(memory) < LEND_FROM_BYTES:
-                self._copied = (number,)
-                return memory
             reader = _Reader(memory, self._dead.append)
             reader.number, reader.is_lent = number, False
             self._readers[number] = reader
@@ -95,6 +104,9 @@ class Blocks:
             ValueError: as for `read`.
             MemoryError: there is no room for the copy.
         """
+        small = self._small.pop(number, None)
+        if small is not None:
+            return small.copy()
         with self._lock:
             if number not in self._blocks or number in self._readers:
                 raise ValueError("no such block to offer")

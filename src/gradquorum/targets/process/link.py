@@ -130,7 +130,7 @@ class Link:
         """Answer one request; False after a goodbye."""
         if self.taking.acknowledged and not self.channel.readable(_RETRACT_SECONDS):
             self.taking.forget()
-        message = FROM_CLIENT.decode(self.channel.receive())
+        message = FROM_CLIENT.decode(self.channel.receive(ahead=True))
         self._busy_since = time.monotonic()
         kind = type(message)
         if kind is Goodbye:

@@ -134,7 +134,7 @@ class Sender:
             terms.weight,
             terms.timeout,
         )
-        reply = self._client.exchange(connection, message, outcome_known=False)
+        reply = self._client.exchange(connection, message, outcome_known=False, ahead=True)
         if type(reply) is m.Judged:
             connection.give_back(reply.freed, reply.reclaimed)
         return reply
@@ -142,9 +142,12 @@ class Sender:
     def block(self, connection: Connection, num_bytes: int, timeout: float | None) -> Any:
         """Return the smallest free block that is large enough, or a new one, or the server's refusal."""
         free = connection.free
-        large = [number for number, memory in free.items() if len(memory) >= num_bytes]
-        if large:
-            return min(large, key=lambda number: len(free[number]))
+        best: int | None = None
+        for number, memory in free.items():
+            if num_bytes <= len(memory) and (best is None or len(memory) < len(free[best])):
+                best = number
+        if best is not None:
+            return best
         # Blocks that are too small are given back: the gradients of a worker are of about one size.
         spare = tuple(list(free)[: m.MAX_IDS])
         reply = self._client.exchange(connection, m.Lend(self._handle, _rounded(num_bytes), timeout, spare))

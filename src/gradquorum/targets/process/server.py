@@ -310,7 +310,7 @@ class Server:
             self._welcome(sock)
 
     def _welcome(self, sock: socket.socket) -> None:
-        channel = Channel(sock, reads_ahead=True)
+        channel = Channel(sock)
         link = Link(self, channel)
         with self._lock:
             if not self._closing:
