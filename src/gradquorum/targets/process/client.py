@@ -285,15 +285,13 @@ class Client:
         Raises:
             BrokenChannel: the server is gone.
         """
-        heard_at = time.monotonic()
         while True:
             if log is not None:
-                log_at = self._wait(connection.channel, heard_at, log_at, log)
+                log_at = self._wait(connection.channel, log_at, log)
             try:
                 reply = m.FROM_SERVER.decode(connection.channel.receive(_MAX_REPLY_BYTES, ahead=ahead))
             except msgspec.MsgspecError as error:
                 raise BrokenChannel(f"the server does not speak our language: {error}") from error
-            heard_at = time.monotonic()
             if type(reply) is m.Detached:
                 if on_detached is not None:
                     on_detached()
@@ -320,8 +318,9 @@ class Client:
         finally:
             channel.close()
 
-    def _wait(self, channel: Channel, heard_at: float, log_at: float, log: Callable[[], float]) -> float:
+    def _wait(self, channel: Channel, log_at: float, log: Callable[[], float]) -> float:
         """Wait until there is something to receive. A signal that comes just before a wait begins does not end it."""
+        heard_at = time.monotonic()
         most = _LOOK_UP_SECONDS if _in_main_thread() else ANSWER_SECONDS
         while not channel.readable(min(most, max(log_at - time.monotonic(), 0.0))):
             if time.monotonic() >= log_at:

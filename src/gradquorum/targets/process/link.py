@@ -136,7 +136,7 @@ class Link:
         if kind is Goodbye:
             self.session.orderly = True
             return False
-        if kind is not Retract:
+        if self.taking.acknowledged and kind is not Retract:
             self.taking.forget()
         reply = self._reply(message)
         del message

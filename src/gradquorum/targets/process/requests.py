@@ -25,7 +25,7 @@ from gradquorum.targets.interface import Terms
 from gradquorum.targets.process import messages as m
 from gradquorum.targets.process.channel import HEARTBEAT_SECONDS, BrokenChannel
 from gradquorum.targets.process.hosted import HostedRound
-from gradquorum.targets.process.parts import are_lent, arrays_of, late_error_of
+from gradquorum.targets.process.parts import LEND_FROM_BYTES, are_lent, arrays_of, late_error_of
 from gradquorum.targets.process.receipts import to_judged
 from gradquorum.targets.process.specs import from_spec, to_spec
 from gradquorum.targets.process.states import pack, unpack
@@ -163,7 +163,8 @@ def _judge(link: Link, message: m.Apply) -> ApplyReceipt:
     else:
         memory = np.frombuffer(message.inline or b"", np.uint8)
     arrays = arrays_of(memory, hosted.members, message.parts)
-    lend = message.block is not None and are_lent(arrays) and link.blocks.num_in_use <= _MAX_LENT
+    may_lend = message.block is not None and len(memory) >= LEND_FROM_BYTES
+    lend = may_lend and are_lent(arrays) and link.blocks.num_in_use <= _MAX_LENT
     terms = Terms(message.local_step, worker, message.sequence, message.weight, lend, message.timeout)
     if (
         hosted.is_plain

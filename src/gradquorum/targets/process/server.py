@@ -116,7 +116,8 @@ class Server:
         self._links: set[Link] = set()
         """Guarded by _lock, as the next two are."""
         self._sessions: dict[bytes, Session] = {}
-        self._closing = False
+        self.closing = False
+        """Whether it has been closed."""
         try:
             self.rounds.restore_all()
             self._place = Address(address, authkey)
@@ -187,12 +188,12 @@ class Server:
             GradQuorumError: a round could not be saved: its file is as it was. All is closed nevertheless.
         """
         with self._lock:
-            if self._closing:
+            if self.closing:
                 return 0
             # Before any conversation ends: who then finds its connection or the socket gone knows that all is well.
             for session in self._sessions.values():
                 session.say_bye()
-            self._closing = True
+            self.closing = True
         self._place.remove()
         self.rounds.close_all()
         for link in self._snapshot():
@@ -221,7 +222,7 @@ class Server:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Server at {self.address}: {'closed' if self._closing else f'{len(self.rounds.all())} rounds'}>"
+        return f"<Server at {self.address}: {'closed' if self.closing else f'{len(self.rounds.all())} rounds'}>"
 
     # For the rest of the package
 
@@ -229,11 +230,6 @@ class Server:
     def key(self) -> bytes:
         """What clients must know."""
         return self._place.key
-
-    @property
-    def closing(self) -> bool:
-        """Whether it has been closed."""
-        return self._closing
 
     def open(self, spec: RoundSpec | None, shared_name: str) -> HostedTarget:
         """Return a handle of this process."""
@@ -268,7 +264,7 @@ class Server:
             ClosedError: the server has been closed.
         """
         with self._lock:
-            if self._closing:
+            if self.closing:
                 raise ClosedError("the server has been closed")
             if token is None:
                 session = Session(self.rounds, secrets.token_bytes(16), link.channel)
@@ -281,7 +277,7 @@ class Server:
         with self._lock:
             self._sessions.pop(session.token, None)
             # While closing, each still sends its reply; then it ends by itself.
-            links = [] if self._closing else [link for link in self._links if link.session is session]
+            links = [] if self.closing else [link for link in self._links if link.session is session]
         session.end()
         for link in links:
             link.channel.shut_down()
@@ -302,7 +298,7 @@ class Server:
             try:
                 sock, _ = self._place.listener.accept()
             except OSError as error:
-                if self._closing or error.errno in (errno.EINVAL, errno.EBADF):
+                if self.closing or error.errno in (errno.EINVAL, errno.EBADF):
                     return
                 if error.errno != errno.ECONNABORTED:  # no descriptors, no memory: others may free some
                     self._ended.wait(_NO_DESCRIPTOR_SECONDS)
@@ -313,7 +309,7 @@ class Server:
         channel = Channel(sock)
         link = Link(self, channel)
         with self._lock:
-            if not self._closing:
+            if not self.closing:
                 self._links.add(link)
                 with contextlib.suppress(RuntimeError):  # no more threads to be had
                     link.thread.start()
@@ -341,7 +337,7 @@ class Server:
 
     def _forget(self) -> None:
         """Close in a forked child what belongs to the parent."""
-        self._closing = True
+        self.closing = True
         self._end_checkpoints()
         self._place.forget()
         for link in list(self._links):
