@@ -133,7 +133,7 @@ class Channel:
                 end = _LENGTH.size + length
                 if len(data) < end:
                     data += _read(self._descriptor, end - len(data))
-                self._ahead = data[end:]
+                self._ahead = data[end:] if len(data) > end else b""
                 return data[_LENGTH.size : end]
         except (EOFError, OSError) as error:
             raise BrokenChannel(_words(error)) from error

@@ -231,9 +231,7 @@ class Client:
             raise to_error(reply)
         return reply
 
-    def exchange(
-        self, connection: Connection, message: Any, *, outcome_known: bool = True, ahead: bool = False
-    ) -> Any:
+    def exchange(self, connection: Connection, message: Any, *, outcome_known: bool = True, ahead: bool = False) -> Any:
         """Make a request over a connection and return its reply, be it a failure.
 
         Args:

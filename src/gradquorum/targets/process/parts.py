@@ -17,7 +17,16 @@ from gradquorum.specs import DenseSpec, SparseSpec
 from gradquorum.targets.process.messages import Part, from_text, to_text
 from gradquorum.validation import CheckedGradient, CheckedSparse
 
-__all__ = ["LEND_FROM_BYTES", "are_lent", "arrays_of", "gradient_parts", "late_error_of", "result_parts", "write"]
+__all__ = [
+    "LEND_FROM_BYTES",
+    "are_lent",
+    "arrays_of",
+    "gradient_parts",
+    "late_error_of",
+    "result_parts",
+    "sparse_parts",
+    "write",
+]
 
 _ALIGNMENT = 64
 LEND_FROM_BYTES = 1 << 17
@@ -35,27 +44,27 @@ def arrays_of(
     Raises:
         ValueError: they do not fit into it, or the parts are not those of such members.
     """
-    forms: list[tuple[tuple[int, ...], Any]] = []
+    arrays: list[NDArray[Any]] = []
+    end, room = 0, len(memory)
     for spec, part in zip(specs, parts, strict=True):
         rows, shape = part.num_rows, part.shape
         if isinstance(spec, SparseSpec) is (rows is None):
             raise ValueError("a part is not of the kind of its member")
         if shape is None or part.late_error is not None:
             continue
+        forms: tuple[tuple[tuple[int, ...], Any], ...]
         if rows is None:
-            forms.append((shape, spec.dtype))
-            continue
-        forms += (((rows,), _INT64), ((rows, *shape), spec.dtype))
-        if counts:
-            forms.append(((rows,), _INT64))
-    arrays: list[NDArray[Any]] = []
-    end, room = 0, len(memory)
-    for shape, dtype in forms:
-        start = -(-end // _ALIGNMENT) * _ALIGNMENT
-        end = start + math.prod(shape) * dtype.itemsize  # Python's integers do not overflow
-        if end > room:
-            raise ValueError("the arrays do not fit into their memory")
-        arrays.append(np.ndarray(shape, dtype, memory, start))
+            forms = ((shape, spec.dtype),)
+        elif counts:
+            forms = (((rows,), _INT64), ((rows, *shape), spec.dtype), ((rows,), _INT64))
+        else:
+            forms = (((rows,), _INT64), ((rows, *shape), spec.dtype))
+        for form, dtype in forms:
+            start = -(-end // _ALIGNMENT) * _ALIGNMENT
+            end = start + math.prod(form) * dtype.itemsize  # Python's integers do not overflow
+            if end > room:
+                raise ValueError("the arrays do not fit into their memory")
+            arrays.append(np.ndarray(form, dtype, memory, start))
     return arrays
 
 
@@ -77,6 +86,14 @@ def write(memory: NDArray[np.uint8], arrays: Iterable[NDArray[Any]]) -> None:
 
 
 # Gradients
+
+
+def sparse_parts(
+    indices: NDArray[np.int64], values: NDArray[Any], row_shape: tuple[int, ...]
+) -> tuple[tuple[Part, ...], tuple[NDArray[Any], ...], int]:
+    """Return for a gradient of one sparse member, in order, what `gradient_parts` does."""
+    end = -(-indices.nbytes // _ALIGNMENT) * _ALIGNMENT + values.nbytes
+    return (Part(len(indices), row_shape),), (indices, values), end
 
 
 def gradient_parts(

@@ -19,12 +19,14 @@ from gradquorum.targets.process.channel import BrokenChannel
 from gradquorum.targets.process.client import Client
 from gradquorum.targets.process.connection import Connection
 from gradquorum.targets.process.failures import to_error
-from gradquorum.targets.process.parts import are_lent, gradient_parts, write
+from gradquorum.targets.process.parts import are_lent, gradient_parts, sparse_parts, write
 from gradquorum.targets.process.receipts import to_receipt
 from gradquorum.validation import CheckedDense, CheckedGradient, CheckedSparse, plain_sparse
 
 __all__ = ["Sender"]
 
+_Placed = tuple[tuple[m.Part, ...], Sequence[NDArray[Any]], int]
+"""What `gradient_parts` returns."""
 INLINE_BYTES = 1 << 12
 """Up to here a gradient travels within the message."""
 
@@ -61,21 +63,22 @@ class Sender:
             gradients = [_merged(*one, copied) for one in zip(self._reducers, gradients, strict=True)]
         except MemoryError as error:
             raise no_memory(error) from error
-        return self._send(gradients, terms)
+        return self._send(*gradient_parts(gradients), terms)
 
     def apply_plain(self, indices: Any, values: Any, terms: Terms) -> ApplyReceipt | None:
         """Check and apply in one go; None, and nothing has happened, unless it is the plainest of gradients."""
         try:
-            gradient = self._plain(indices, values)
+            placed = self._plain(indices, values)
         except MemoryError as error:
             raise no_memory(error) from error
-        return None if gradient is None else self._send((gradient,), terms)
+        return None if placed is None else self._send(*placed, terms)
 
-    def _plain(self, indices: Any, values: Any) -> CheckedSparse | CheckedDense | None:
+    def _plain(self, indices: Any, values: Any) -> _Placed | None:
         if self._only is None:
             return None
         if self._plain_block is None:
-            return plain_sparse(self._only, indices, values)
+            gradient = plain_sparse(self._only, indices, values)
+            return None if gradient is None else gradient_parts((gradient,))
         if type(values) is not np.ndarray:
             return None
         row_shape = values.shape[1:] if self._row_shape is None else self._row_shape
@@ -83,13 +86,14 @@ class Sender:
         block = self._plain_block(indices, values, row_shape, self._num_table_rows, 1.0, True, False)
         if block is None:
             return None
-        gradient = CheckedSparse(indices, values, row_shape, borrowed=True)
         if block.lent:
-            return gradient
-        return _merged(self._reducers[0], gradient, not are_lent((indices, values)))
+            return sparse_parts(indices, values, row_shape)
+        gradient = CheckedSparse(indices, values, row_shape, borrowed=True)
+        return gradient_parts((_merged(self._reducers[0], gradient, not are_lent((indices, values))),))
 
-    def _send(self, gradients: CheckedGradient, terms: Terms) -> ApplyReceipt:
-        parts, arrays, num_bytes = gradient_parts(gradients)
+    def _send(
+        self, parts: tuple[m.Part, ...], arrays: Sequence[NDArray[Any]], num_bytes: int, terms: Terms
+    ) -> ApplyReceipt:
         connection = self._client.check_out()
         try:
             reply = self._exchange(connection, terms, parts, num_bytes, arrays)
