@@ -30,8 +30,8 @@ class _Reader(weakref.ref[Any]):
 class Blocks:
     """The thread of the connection calls this, but for `lent_bytes` and `reclaim`, which any may.
 
-    Guarded by ``_lock``: all that is assigned outside `__init__`, but for ``_dead``, and for ``_small`` and ``_copied``,
-    which only the thread of the connection touches.
+    Guarded by ``_lock``: all that is assigned outside `__init__`, but for ``_dead``. Only the thread of the connection
+    touches ``_small`` and ``_copied``.
     """
 
     def __init__(self) -> None:

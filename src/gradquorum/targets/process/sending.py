@@ -50,6 +50,7 @@ class Sender:
         self._plain_block: Callable[..., Any] | None = None
         if self._only is not None and self._reducers[0] is not None:
             self._plain_block, self._row_shape, self._num_table_rows = plainest(spec, self._reducers[0])
+            self._merge = self._reducers[0].merge
 
     def apply(self, gradients: CheckedGradient, terms: Terms) -> ApplyReceipt:
         """Offer a gradient. Nothing is lent: the caller may write to its arrays at once.
@@ -86,10 +87,10 @@ class Sender:
         block = self._plain_block(indices, values, row_shape, self._num_table_rows, 1.0, True, False)
         if block is None:
             return None
-        if block.lent:
-            return sparse_parts(indices, values, row_shape)
-        gradient = CheckedSparse(indices, values, row_shape, borrowed=True)
-        return gradient_parts((_merged(self._reducers[0], gradient, not are_lent((indices, values))),))
+        is_copied = not are_lent((indices, values))
+        if not block.lent and not (is_copied and len(block) == len(indices)):  # see `_merged`
+            indices, values, _ = self._merge([block], row_shape, 1)
+        return sparse_parts(indices, values, row_shape)
 
     def _send(
         self, parts: tuple[m.Part, ...], arrays: Sequence[NDArray[Any]], num_bytes: int, terms: Terms
