@@ -57,7 +57,7 @@ class UnlockedFor {
   }
 
  private:
-  static constexpr std::size_t locked_bytes = 65536;  ///< So many take a few microseconds.
+  static constexpr std::size_t locked_bytes = 8192;  ///< So many take about a microsecond.
   std::optional<Unlocked> unlocked_;                 ///< If it is worth it.
 };
 
