@@ -99,10 +99,11 @@ def test_small_gradients_written_to_a_large_block_keep_to_the_budget_of_the_serv
 
 @pytest.mark.parametrize("num_rows", [SMALL + 1, LARGE])
 @pytest.mark.parametrize("options", [{}, {"on_full": "block", "max_bytes": 1 << 24}])
-def test_gradients_that_go_through_one_block_do_not_change_each_other(engine, server, num_rows, options):
+def test_gradients_that_go_through_one_block_do_not_change_each_other(engine, num_rows, options):
     ids = np.arange(num_rows)
     specs = {"table": gq.SparseSpec("float32", (None, DIM)), "bias": gq.DenseSpec("float32", (num_rows, DIM))}
     with (
+        gq.Server() as server,  # of its own: there are no larger blocks from before
         gq.ConditionalAccumulator("float32", (num_rows, DIM), engine=engine, target=server.address, **options) as dense,
         gq.SparseConditionalAccumulator("float32", (None, DIM), engine=engine, target=server.address, **options) as acc,
         gq.AccumulatorGroup(specs, engine=engine, target=server.address, **options) as group,
