@@ -56,6 +56,7 @@ def frame(message):
 def show_key(sock, address):
     """Show the key, and say hello."""
     key = Path(address + ".key").read_bytes()
+    sock.setblocking(True)  # with a timeout it would not block, and the steps below fail before the server answers
     with Connection(os.dup(sock.fileno())) as connection:
         answer_challenge(connection, key)
         deliver_challenge(connection, key)
@@ -194,6 +195,22 @@ def test_h5_silent_clients_stop_nobody_and_are_dropped(host):
             pass
         sock.close()
     wait_until(lambda: numbers(pid)[1] <= before[1] + 1, "the threads of before")  # one more client than before
+
+
+def test_messages_that_come_in_one_piece_are_answered_one_by_one(server):
+    acc = server.accumulator("float32", (None, 1), "emb")
+    take = messages.Take(0, 1, 1, None, exact=False, announce=True)
+    requests = [messages.Open(b"emb", None, create=False), take, messages.Cancel(), messages.Ask(0, "num_accumulated")]
+    with connect(server.address) as sock, Connection(os.dup(sock.fileno())) as connection:
+        show_key(sock, server.address)
+        sock.sendall(b"".join(frame(messages.encode(request)) for request in requests))
+        answers = []
+        while len(answers) < 4:
+            assert connection.poll(TIMEOUT)
+            answers.append(messages.FROM_SERVER.decode(connection.recv_bytes()))
+    kinds = [messages.Opened, messages.Queued, messages.Withdrawn, messages.Number]
+    assert [type(answer) for answer in answers] == kinds
+    assert acc.num_accumulated() == 0
 
 
 def test_client_with_another_key_is_refused_and_told_so(host, tmp_path):

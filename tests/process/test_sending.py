@@ -95,3 +95,23 @@ def test_small_gradients_written_to_a_large_block_keep_to_the_budget_of_the_serv
                 for _ in range(100):
                     worker.apply_grad(ids, rows[: len(ids)], local_step=None)
             assert server._service.held_bytes <= most + rows.nbytes  # the block that is read counts once only
+
+
+@pytest.mark.parametrize("num_rows", [SMALL + 1, LARGE])
+@pytest.mark.parametrize("options", [{}, {"on_full": "block", "max_bytes": 1 << 24}])
+def test_gradients_that_go_through_one_block_do_not_change_each_other(engine, num_rows, options):
+    ids = np.arange(num_rows)
+    specs = {"table": gq.SparseSpec("float32", (None, DIM)), "bias": gq.DenseSpec("float32", (num_rows, DIM))}
+    with (
+        gq.Server() as server,  # of its own: there are no larger blocks from before
+        gq.ConditionalAccumulator("float32", (num_rows, DIM), engine=engine, target=server.address, **options) as dense,
+        gq.SparseConditionalAccumulator("float32", (None, DIM), engine=engine, target=server.address, **options) as acc,
+        gq.AccumulatorGroup(specs, engine=engine, target=server.address, **options) as group,
+    ):
+        for number in (1.0, 2.0, 6.0):
+            values = np.full((num_rows, DIM), number, np.float32)
+            assert dense.apply_grad(values) and acc.apply_grad(ids, values)
+            assert group.apply({"table": gq.IndexedSlices(values, ids), "bias": values})
+        taken = group.take(3)
+        for mean in (dense.take_grad(3), acc.take_grad(3).values, taken["table"].values, taken["bias"]):
+            np.testing.assert_array_equal(mean, np.full((num_rows, DIM), 3.0, np.float32))

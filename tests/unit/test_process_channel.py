@@ -1,6 +1,7 @@
 """The wire: whole messages with caps and deadlines, keys that must match, addresses that have one server."""
 
 import os
+import select
 import socket
 import stat
 import struct
@@ -49,6 +50,63 @@ def test_message_longer_than_the_buffer_of_the_socket_arrives_whole(pair, run_th
     call.result()
 
 
+def test_what_was_read_ahead_comes_next_and_is_not_the_end(pair):
+    one, two = pair
+    for message in (b"first", b"", b"x" * 4000, b"last"):
+        one.send(message)
+    one.shut_down()
+    assert not two.has_read_ahead
+    assert two.receive(ahead=True) == b"first"
+    assert two.has_read_ahead and two.readable(0) and not two.at_end
+    assert two.receive() == b""
+    assert two.receive(ahead=True) == b"x" * 4000
+    assert two.receive(ahead=True) == b"last"
+    assert two.at_end and not two.has_read_ahead
+    with pytest.raises(BrokenChannel):
+        two.receive(ahead=True)
+
+
+def test_what_was_read_ahead_can_be_polled_for_no_more(pair):
+    one, two = pair
+    one.send(b"first")
+    one.send(b"second")
+    assert two.receive(ahead=True) == b"first"
+    poll = select.poll()
+    poll.register(two.fileno(), select.POLLIN)
+    assert not poll.poll(0) and two.readable(0)
+    assert two.receive() == b"second"
+    assert not two.readable(0)
+
+
+def test_descriptor_after_what_was_read_ahead_arrives(pair):
+    one, two = pair
+    descriptor = os.memfd_create("test")
+    one.send(b"first")
+    one.send(b"late")
+    assert two.receive(ahead=True) == b"first"
+    one.send(b"second", descriptor)
+    assert [two.receive(), two.receive()] == [b"late", b"second"]
+    received = two.receive_descriptor()
+    assert os.path.sameopenfile(received, descriptor)
+    os.close(received)
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_message_of_almost_any_length_arrives_whole_read_ahead_or_not(pair, run_thread, ahead):
+    one, two = pair
+    lengths = [*range(9), *range(8180, 8200), 16_380, 40_000, 1 << 20]
+
+    def send():
+        for length in lengths:
+            one.send(bytes([length % 251]) * length)
+
+    call = run_thread(send)
+    for length in lengths:
+        assert two.receive(ahead=ahead) == bytes([length % 251]) * length
+    call.result()
+
+
 def test_message_in_single_bytes_arrives_whole_and_the_next_one_after_it():
     one, two = socket.socketpair(socket.AF_UNIX)
     channel = Channel(two, timeout=60)
@@ -59,6 +117,7 @@ def test_message_in_single_bytes_arrives_whole_and_the_next_one_after_it():
     channel.close()
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize(
     "raw",
     [
@@ -69,13 +128,13 @@ def test_message_in_single_bytes_arrives_whole_and_the_next_one_after_it():
         b"\0",
     ],
 )
-def test_message_that_is_too_long_or_cut_off_breaks_the_channel(raw):
+def test_message_that_is_too_long_or_cut_off_breaks_the_channel(raw, ahead):
     one, two = socket.socketpair(socket.AF_UNIX)
     channel = Channel(two)
     one.sendall(raw)
     one.shutdown(socket.SHUT_WR)
     with pytest.raises(BrokenChannel):
-        channel.receive(100)
+        channel.receive(100, ahead=ahead)
     one.close()
     channel.close()
 

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="several process
 if sys.platform == "linux":
     from gradquorum.targets.process.lending import Blocks
     from gradquorum.targets.process.memory import SharedMemory, as_bytes, make_memory
+    from gradquorum.targets.process.parts import LEND_FROM_BYTES
 
 
 @pytest.fixture
@@ -69,14 +70,40 @@ def test_failed_mapping_leaves_no_descriptor(monkeypatch):
     assert [path for path in descriptors() if "memfd" in path] == before
 
 
-def test_block_is_free_once_nothing_reads_it():
+def test_small_block_is_free_with_the_answer_and_never_in_use():
+    blocks = Blocks()
+    number = blocks.add(mmap.mmap(-1, LEND_FROM_BYTES - 1))
+    memory = blocks.read(number)
+    assert (blocks.num_in_use, blocks.lent_bytes) == (0, 0)
+    blocks.mark_lent(number)  # cannot be
+    blocks.reclaim()  # in another thread: the client has not been told that it is free, and it is read
+    assert (blocks.num_in_use, blocks.lent_bytes, blocks.reclaimed()) == (0, 0, ())
+    assert (blocks.freed(), blocks.freed()) == ((number,), ())
+    assert np.shares_memory(blocks.read(number), memory)
+    memory[5] = 7
+    copy = blocks.take_back(number)
+    assert copy[5] == 7 and not np.shares_memory(copy, memory)
+    for call in (blocks.read, blocks.take_back):
+        with pytest.raises(ValueError):
+            call(number)
+
+
+def test_small_block_that_was_dropped_is_no_more():
     blocks = Blocks()
     number = blocks.add(mmap.mmap(-1, 4096))
+    blocks.drop([number, 99])
+    with pytest.raises(ValueError):
+        blocks.read(number)
+
+
+def test_block_is_free_once_nothing_reads_it():
+    blocks = Blocks()
+    number = blocks.add(mmap.mmap(-1, LEND_FROM_BYTES))
     view = blocks.read(number)[64:128].view(np.float32).reshape(4, 4)
     gc.collect()
     assert (blocks.freed(), blocks.num_in_use, blocks.lent_bytes) == ((), 1, 0)  # it may yet be copied
     blocks.mark_lent(number)
-    assert blocks.lent_bytes == 4096
+    assert blocks.lent_bytes == LEND_FROM_BYTES
     del view
     blocks.mark_lent(number)  # too late
     assert (blocks.num_in_use, blocks.lent_bytes) == (0, 0)
@@ -86,10 +113,11 @@ def test_block_is_free_once_nothing_reads_it():
 
 def test_block_in_use_can_be_neither_offered_again_nor_taken_back():
     blocks = Blocks()
-    number = blocks.add(mmap.mmap(-1, 4096))
+    number = blocks.add(mmap.mmap(-1, LEND_FROM_BYTES))
     memory = blocks.read(number)
-    with pytest.raises(ValueError):
-        blocks.read(number)
+    for call in (blocks.read, blocks.take_back):
+        with pytest.raises(ValueError):
+            call(number)
     blocks.drop([number, 99])
     del memory
     assert blocks.freed() == (number,)
@@ -100,10 +128,10 @@ def test_block_in_use_can_be_neither_offered_again_nor_taken_back():
 
 def test_reclaimed_block_is_no_more_and_its_pages_are_gone():
     blocks = Blocks()
-    descriptor = make_memory(1 << 16)
-    clients = map_shared(descriptor, 1 << 16)
+    descriptor = make_memory(LEND_FROM_BYTES)
+    clients = map_shared(descriptor, LEND_FROM_BYTES)
     clients[0] = 7
-    number, kept = blocks.add(map_shared(descriptor, 1 << 16)), blocks.add(mmap.mmap(-1, 4096))
+    number, kept = blocks.add(map_shared(descriptor, LEND_FROM_BYTES)), blocks.add(mmap.mmap(-1, LEND_FROM_BYTES))
     reading = blocks.read(kept)
     del reading  # freed as well, and the client is told so: it may be writing there
     assert blocks.freed() == (kept,)
@@ -115,5 +143,5 @@ def test_reclaimed_block_is_no_more_and_its_pages_are_gone():
     assert (blocks.freed(), blocks.reclaimed(), blocks.reclaimed()) == ((), (number,), ())
     assert os.fstat(descriptor).st_blocks == 0
     assert clients[0] == 0
-    assert blocks.read(kept).nbytes == 4096
+    assert blocks.read(kept).nbytes == LEND_FROM_BYTES
     os.close(descriptor)

@@ -25,6 +25,8 @@ HEARTBEAT_SECONDS = 5.0
 """How often the server says that a reply is still to come."""
 _LENGTH = struct.Struct("!i")
 """Before each message. A negative one would announce a message longer than anybody reads."""
+_READ_AHEAD_BYTES = 1 << 13
+"""Most messages are shorter: they come with their length in one system call."""
 
 
 def frame(message: bytes) -> bytes:
@@ -39,7 +41,7 @@ class BrokenChannel(Exception):
 class Channel:
     """One connection. One thread at a time receives; any may send."""
 
-    __slots__ = ("__weakref__", "_connection", "_descriptor", "_lock", "_poll")
+    __slots__ = ("__weakref__", "_ahead", "_connection", "_descriptor", "_lock", "_poll")
 
     def __init__(self, sock: socket.socket, timeout: float | None = None) -> None:
         """Take over a connected socket.
@@ -58,6 +60,8 @@ class Channel:
         self._lock = threading.Lock()
         """Held while a message is sent, and while the descriptor is closed or borrowed."""
         self._poll: select.poll | None = None
+        self._ahead = b""
+        """What was read beyond the last message. Only the receiving thread touches it."""
 
     def fileno(self) -> int:
         return self._connection.fileno()
@@ -84,8 +88,11 @@ class Channel:
             BrokenChannel: the other side is gone, or has not read for long.
         """
         try:
+            data = _LENGTH.pack(len(message)) + message
             with self._lock:
-                _write(self._descriptor, frame(message))
+                written = os.write(self._descriptor, data)
+                while written < len(data):
+                    written += os.write(self._descriptor, memoryview(data)[written:])
                 if descriptor is not None:
                     reduction.send_handle(self._connection, descriptor, None)
         except OSError as error:
@@ -106,16 +113,28 @@ class Channel:
             self._lock.release()
         return True
 
-    def receive(self, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
+    def receive(self, max_bytes: int = MAX_MESSAGE_BYTES, *, ahead: bool = False) -> bytes:
         """Return the next message.
+
+        Args:
+            max_bytes: how long it may be.
+            ahead: read what has come behind it, too, which saves a system call. Not where a descriptor may follow: who
+                reads past one loses it.
 
         Raises:
             BrokenChannel: the other side is gone or silent for too long, or the message is too long.
         """
         try:
-            (length,) = _LENGTH.unpack(_read(self._descriptor, _LENGTH.size))
+            data = self._ahead or os.read(self._descriptor, _READ_AHEAD_BYTES if ahead else _LENGTH.size)
+            if len(data) < _LENGTH.size:
+                data += _read(self._descriptor, _LENGTH.size - len(data))
+            (length,) = _LENGTH.unpack_from(data)
             if 0 <= length <= max_bytes:
-                return _read(self._descriptor, length)
+                end = _LENGTH.size + length
+                if len(data) < end:
+                    data += _read(self._descriptor, end - len(data))
+                self._ahead = data[end:] if len(data) > end else b""
+                return data[_LENGTH.size : end]
         except (EOFError, OSError) as error:
             raise BrokenChannel(_words(error)) from error
         raise BrokenChannel(f"a message is too long: {length} bytes")
@@ -133,10 +152,17 @@ class Channel:
 
     def readable(self, seconds: float) -> bool:
         """Wait until there is something to receive, be it the end; False if the seconds pass first."""
+        if self._ahead:
+            return True
         if self._poll is None:
             self._poll = select.poll()
             self._poll.register(self._connection.fileno(), select.POLLIN)
         return bool(self._poll.poll(seconds * 1000))
+
+    @property
+    def has_read_ahead(self) -> bool:
+        """Whether there is something to receive of which a poll of the descriptor does not tell."""
+        return bool(self._ahead)
 
     @property
     def closed(self) -> bool:
@@ -146,6 +172,8 @@ class Channel:
     @property
     def at_end(self) -> bool:
         """Whether the other side has closed and nothing is left to receive."""
+        if self._ahead:
+            return False
         try:
             with self._lock, self._socket() as sock:
                 return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -191,12 +219,6 @@ class Channel:
         self._descriptor = -1
         with contextlib.suppress(OSError):
             self._connection.close()
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    written = os.write(descriptor, data)
-    while written < len(data):
-        written += os.write(descriptor, memoryview(data)[written:])
 
 
 def _read(descriptor: int, size: int) -> bytes:

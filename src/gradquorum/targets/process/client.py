@@ -68,17 +68,20 @@ def connect_to(address: str | os.PathLike[str], authkey: bytes | None) -> str:
 
 
 def _after_fork() -> None:
-    global _clients, _clients_lock
+    global _clients, _clients_lock, _main_thread
     for client in _clients.values():
         client.forget()
-    _clients, _clients_lock = {}, threading.RLock()
+    _clients, _clients_lock, _main_thread = {}, threading.RLock(), threading.main_thread().ident
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
+_main_thread = threading.main_thread().ident
+"""Changes in a fork only."""
+
 
 def _in_main_thread() -> bool:
-    return threading.get_ident() == threading.main_thread().ident
+    return threading.get_ident() == _main_thread
 
 
 class Client:
@@ -228,20 +231,21 @@ class Client:
             raise to_error(reply)
         return reply
 
-    def exchange(self, connection: Connection, message: Any, *, outcome_known: bool = True) -> Any:
+    def exchange(self, connection: Connection, message: Any, *, outcome_known: bool = True, ahead: bool = False) -> Any:
         """Make a request over a connection and return its reply, be it a failure.
 
         Args:
             connection: checked out by the caller, who closes it if this raises.
             message: the request.
             outcome_known: whether nothing has changed if no reply comes.
+            ahead: whether no reply to this is followed by a descriptor, so that one read may get all of it.
 
         Raises:
             UnavailableError: the server is gone.
         """
         self.send(connection, message)
         try:
-            return self.receive(connection)
+            return self.receive(connection, ahead=ahead)
         except BrokenChannel as error:
             self.fail(error, outcome_known=outcome_known)
 
@@ -264,6 +268,8 @@ class Client:
         log_at: float = float("inf"),
         log: Callable[[], float] | None = None,
         on_detached: Callable[[], None] | None = None,
+        *,
+        ahead: bool = False,
     ) -> Any:
         """Return the reply to a request.
 
@@ -272,19 +278,18 @@ class Client:
             log_at: a moment of the monotonic clock; if no reply has come by then,
             log: is called, and returns the next such moment.
             on_detached: is called when a take cannot be cancelled any more.
+            ahead: as for `exchange`.
 
         Raises:
             BrokenChannel: the server is gone.
         """
-        heard_at = time.monotonic()
         while True:
             if log is not None:
-                log_at = self._wait(connection.channel, heard_at, log_at, log)
+                log_at = self._wait(connection.channel, log_at, log)
             try:
-                reply = m.FROM_SERVER.decode(connection.channel.receive(_MAX_REPLY_BYTES))
+                reply = m.FROM_SERVER.decode(connection.channel.receive(_MAX_REPLY_BYTES, ahead=ahead))
             except msgspec.MsgspecError as error:
                 raise BrokenChannel(f"the server does not speak our language: {error}") from error
-            heard_at = time.monotonic()
             if type(reply) is m.Detached:
                 if on_detached is not None:
                     on_detached()
@@ -311,8 +316,9 @@ class Client:
         finally:
             channel.close()
 
-    def _wait(self, channel: Channel, heard_at: float, log_at: float, log: Callable[[], float]) -> float:
+    def _wait(self, channel: Channel, log_at: float, log: Callable[[], float]) -> float:
         """Wait until there is something to receive. A signal that comes just before a wait begins does not end it."""
+        heard_at = time.monotonic()
         most = _LOOK_UP_SECONDS if _in_main_thread() else ANSWER_SECONDS
         while not channel.readable(min(most, max(log_at - time.monotonic(), 0.0))):
             if time.monotonic() >= log_at:

@@ -38,8 +38,11 @@ class HostedRound:
         self.round = self.host.round
         self.members = tuple(spec.members.values())
         self.names = tuple(spec.members)
-        self.is_plain = len(spec.members) == 1 and isinstance(self.members[0], SparseSpec)
-        """Whether `RoundHost.apply_plain` may do."""
+        options = spec.options
+        is_sparse = len(spec.members) == 1 and isinstance(self.members[0], SparseSpec)
+        self.is_plain = is_sparse and options.on_full != "block"
+        """Whether `RoundHost.apply_plain` may do: nothing waits."""
+        self.needs_worker = options.order == "worker" or bool(options.max_per_worker)
         self.weight_dtypes = tuple(dtype for dtype in spec.weight_dtypes() if dtype is not None)
         keeper = self.round.open()
         assert keeper is not None

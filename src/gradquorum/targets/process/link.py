@@ -130,19 +130,22 @@ class Link:
         """Answer one request; False after a goodbye."""
         if self.taking.acknowledged and not self.channel.readable(_RETRACT_SECONDS):
             self.taking.forget()
-        message = FROM_CLIENT.decode(self.channel.receive())
+        message = FROM_CLIENT.decode(self.channel.receive(ahead=True))
         self._busy_since = time.monotonic()
-        if isinstance(message, Goodbye):
+        kind = type(message)
+        if kind is Goodbye:
             self.session.orderly = True
             return False
-        if not isinstance(message, Retract):
+        if self.taking.acknowledged and kind is not Retract:
             self.taking.forget()
         reply = self._reply(message)
         del message
-        if isinstance(reply, Failure):  # what failed has died by now, and with it what it read
+        if type(reply) is Failure:  # what failed has died by now, and with it what it read
             reply = msgspec.structs.replace(reply, freed=self.blocks.freed())
-        if reply is not None:
-            self._send(*reply) if isinstance(reply, tuple) else self._send(reply)
+        if type(reply) is tuple:
+            self._send(*reply)
+        elif reply is not None:
+            self.channel.send(encode(reply))
         self._busy_since = None
         return True
 
@@ -177,7 +180,7 @@ class Link:
             except GradQuorumError as error:
                 raise UnavailableError(f"{error}. It has changed all the same", outcome_known=False) from error
 
-    def _send(self, reply: Any, descriptor: int | None = None) -> None:
+    def _send(self, reply: Any, descriptor: int | None) -> None:
         try:
             self.channel.send(encode(reply), descriptor)
         finally:

@@ -17,19 +17,23 @@ from gradquorum.specs import DenseSpec, SparseSpec
 from gradquorum.targets.process.messages import Part, from_text, to_text
 from gradquorum.validation import CheckedGradient, CheckedSparse
 
-__all__ = ["are_lent", "arrays_of", "gradient_parts", "late_error_of", "result_parts", "write"]
+__all__ = [
+    "LEND_FROM_BYTES",
+    "are_lent",
+    "arrays_of",
+    "gradient_parts",
+    "late_error_of",
+    "result_parts",
+    "sparse_parts",
+    "write",
+]
 
 _ALIGNMENT = 64
-_LEND_FROM_BYTES = 1 << 17
+LEND_FROM_BYTES = 1 << 17
 """Smaller gradients are copied: a block costs descriptors and pages, and is free again at once."""
 _INT64 = np.dtype(np.int64)
 
 Spec = SparseSpec | DenseSpec
-
-
-def _aligned(end: int) -> int:
-    """Return where the next array lies, after those that end there."""
-    return -(-end // _ALIGNMENT) * _ALIGNMENT
 
 
 def arrays_of(
@@ -42,28 +46,25 @@ def arrays_of(
     """
     arrays: list[NDArray[Any]] = []
     end, room = 0, len(memory)
-
-    def add(shape: tuple[int, ...], dtype: Any) -> None:
-        nonlocal end
-        start = _aligned(end)
-        end = start + math.prod(shape) * dtype.itemsize  # Python's integers do not overflow
-        if end > room:
-            raise ValueError("the arrays do not fit into their memory")
-        arrays.append(np.ndarray(shape, dtype, memory, start))
-
     for spec, part in zip(specs, parts, strict=True):
         rows, shape = part.num_rows, part.shape
         if isinstance(spec, SparseSpec) is (rows is None):
             raise ValueError("a part is not of the kind of its member")
         if shape is None or part.late_error is not None:
             continue
+        forms: tuple[tuple[tuple[int, ...], Any], ...]
         if rows is None:
-            add(shape, spec.dtype)
-            continue
-        add((rows,), _INT64)
-        add((rows, *shape), spec.dtype)
-        if counts:
-            add((rows,), _INT64)
+            forms = ((shape, spec.dtype),)
+        elif counts:
+            forms = (((rows,), _INT64), ((rows, *shape), spec.dtype), ((rows,), _INT64))
+        else:
+            forms = (((rows,), _INT64), ((rows, *shape), spec.dtype))
+        for form, dtype in forms:
+            start = -(-end // _ALIGNMENT) * _ALIGNMENT
+            end = start + math.prod(form) * dtype.itemsize  # Python's integers do not overflow
+            if end > room:
+                raise ValueError("the arrays do not fit into their memory")
+            arrays.append(np.ndarray(form, dtype, memory, start))
     return arrays
 
 
@@ -71,7 +72,7 @@ def _num_bytes(arrays: Iterable[NDArray[Any]]) -> int:
     """Return the bytes that arrays take."""
     end = 0
     for array in arrays:
-        end = _aligned(end) + array.nbytes
+        end = -(-end // _ALIGNMENT) * _ALIGNMENT + array.nbytes
     return end
 
 
@@ -79,12 +80,20 @@ def write(memory: NDArray[np.uint8], arrays: Iterable[NDArray[Any]]) -> None:
     """Write arrays to memory that has room for them."""
     end = 0
     for array in arrays:
-        start = _aligned(end)
+        start = -(-end // _ALIGNMENT) * _ALIGNMENT
         end = start + array.nbytes
-        np.copyto(np.ndarray(array.shape, array.dtype, memory, start), array)
+        np.ndarray(array.shape, array.dtype, memory, start)[...] = array
 
 
 # Gradients
+
+
+def sparse_parts(
+    indices: NDArray[np.int64], values: NDArray[Any], row_shape: tuple[int, ...]
+) -> tuple[tuple[Part, ...], tuple[NDArray[Any], ...], int]:
+    """Return for a gradient of one sparse member, in order, what `gradient_parts` does."""
+    end = -(-indices.nbytes // _ALIGNMENT) * _ALIGNMENT + values.nbytes
+    return (Part(len(indices), row_shape),), (indices, values), end
 
 
 def gradient_parts(
@@ -110,7 +119,7 @@ def gradient_parts(
 
 def are_lent(arrays: Iterable[NDArray[Any]]) -> bool:
     """Return whether the server, if it can, lends a gradient of such arrays to its round instead of copying it."""
-    return sum([array.nbytes for array in arrays]) >= _LEND_FROM_BYTES
+    return sum([array.nbytes for array in arrays]) >= LEND_FROM_BYTES
 
 
 def late_error_of(part: Part) -> str | None:

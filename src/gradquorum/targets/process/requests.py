@@ -25,7 +25,7 @@ from gradquorum.targets.interface import Terms
 from gradquorum.targets.process import messages as m
 from gradquorum.targets.process.channel import HEARTBEAT_SECONDS, BrokenChannel
 from gradquorum.targets.process.hosted import HostedRound
-from gradquorum.targets.process.parts import are_lent, arrays_of, late_error_of
+from gradquorum.targets.process.parts import LEND_FROM_BYTES, are_lent, arrays_of, late_error_of
 from gradquorum.targets.process.receipts import to_judged
 from gradquorum.targets.process.specs import from_spec, to_spec
 from gradquorum.targets.process.states import pack, unpack
@@ -149,10 +149,12 @@ def _apply(link: Link, message: m.Apply) -> m.Judged:
 
 def _judge(link: Link, message: m.Apply) -> ApplyReceipt:
     hosted, handle = link.session.get(message.handle)
-    worker = None if message.worker is None else _worker(hosted, message.worker)
-    options = hosted.spec.options
-    m.check(worker is not None or not (options.order == "worker" or options.max_per_worker), "expected a worker")
-    m.check(worker is not None or message.sequence is None, "expected a worker beside the sequence")
+    worker: Worker | None = None
+    if message.worker is not None:
+        worker = _worker(hosted, message.worker)
+    else:
+        m.check(not hosted.needs_worker, "expected a worker")
+        m.check(message.sequence is None, "expected a worker beside the sequence")
     for dtype in hosted.weight_dtypes:
         rounded = round_weight(message.weight, dtype)
         m.check(math.isfinite(rounded) and rounded > 0, "expected a finite weight above 0")
@@ -161,12 +163,12 @@ def _judge(link: Link, message: m.Apply) -> ApplyReceipt:
     else:
         memory = np.frombuffer(message.inline or b"", np.uint8)
     arrays = arrays_of(memory, hosted.members, message.parts)
-    lend = message.block is not None and are_lent(arrays) and link.blocks.num_in_use <= _MAX_LENT
+    may_lend = message.block is not None and len(memory) >= LEND_FROM_BYTES
+    lend = may_lend and are_lent(arrays) and link.blocks.num_in_use <= _MAX_LENT
     terms = Terms(message.local_step, worker, message.sequence, message.weight, lend, message.timeout)
     if (
         hosted.is_plain
         and arrays
-        and options.on_full != "block"
         and (lend or link.server.max_bytes is None)
         and (worker is None or link.session.has_joined(hosted, worker))
     ):  # there is nothing to wait for: check and apply in one go
@@ -180,7 +182,7 @@ def _judge(link: Link, message: m.Apply) -> ApplyReceipt:
     if worker is not None:
         link.session.join(hosted, worker)
     host: RoundHost = hosted.host
-    if options.on_full != "block":
+    if hosted.spec.options.on_full != "block":
         return host.apply(handle, gradients, terms)
     receipt: ApplyReceipt = _in_slices(
         link, message.timeout, lambda deadline: host.apply(handle, gradients, terms, deadline)

@@ -19,12 +19,14 @@ from gradquorum.targets.process.channel import BrokenChannel
 from gradquorum.targets.process.client import Client
 from gradquorum.targets.process.connection import Connection
 from gradquorum.targets.process.failures import to_error
-from gradquorum.targets.process.parts import are_lent, gradient_parts, write
+from gradquorum.targets.process.parts import are_lent, gradient_parts, sparse_parts, write
 from gradquorum.targets.process.receipts import to_receipt
 from gradquorum.validation import CheckedDense, CheckedGradient, CheckedSparse, plain_sparse
 
 __all__ = ["Sender"]
 
+_Placed = tuple[tuple[m.Part, ...], Sequence[NDArray[Any]], int]
+"""What `gradient_parts` returns."""
 INLINE_BYTES = 1 << 12
 """Up to here a gradient travels within the message."""
 
@@ -48,6 +50,7 @@ class Sender:
         self._plain_block: Callable[..., Any] | None = None
         if self._only is not None and self._reducers[0] is not None:
             self._plain_block, self._row_shape, self._num_table_rows = plainest(spec, self._reducers[0])
+            self._merge = self._reducers[0].merge
 
     def apply(self, gradients: CheckedGradient, terms: Terms) -> ApplyReceipt:
         """Offer a gradient. Nothing is lent: the caller may write to its arrays at once.
@@ -61,21 +64,22 @@ class Sender:
             gradients = [_merged(*one, copied) for one in zip(self._reducers, gradients, strict=True)]
         except MemoryError as error:
             raise no_memory(error) from error
-        return self._send(gradients, terms)
+        return self._send(*gradient_parts(gradients), terms)
 
     def apply_plain(self, indices: Any, values: Any, terms: Terms) -> ApplyReceipt | None:
         """Check and apply in one go; None, and nothing has happened, unless it is the plainest of gradients."""
         try:
-            gradient = self._plain(indices, values)
+            placed = self._plain(indices, values)
         except MemoryError as error:
             raise no_memory(error) from error
-        return None if gradient is None else self._send((gradient,), terms)
+        return None if placed is None else self._send(*placed, terms)
 
-    def _plain(self, indices: Any, values: Any) -> CheckedSparse | CheckedDense | None:
+    def _plain(self, indices: Any, values: Any) -> _Placed | None:
         if self._only is None:
             return None
         if self._plain_block is None:
-            return plain_sparse(self._only, indices, values)
+            gradient = plain_sparse(self._only, indices, values)
+            return None if gradient is None else gradient_parts((gradient,))
         if type(values) is not np.ndarray:
             if not isinstance(values, TENSOR_MEMORY):
                 return None
@@ -85,13 +89,14 @@ class Sender:
         block = self._plain_block(indices, values, row_shape, self._num_table_rows, 1.0, True, False)
         if block is None:
             return None
-        gradient = CheckedSparse(indices, values, row_shape, borrowed=True)
-        if block.lent:
-            return gradient
-        return _merged(self._reducers[0], gradient, not are_lent((indices, values)))
+        is_copied = not are_lent((indices, values))
+        if not block.lent and not (is_copied and len(block) == len(indices)):  # see `_merged`
+            indices, values, _ = self._merge([block], row_shape, 1)
+        return sparse_parts(indices, values, row_shape)
 
-    def _send(self, gradients: CheckedGradient, terms: Terms) -> ApplyReceipt:
-        parts, arrays, num_bytes = gradient_parts(gradients)
+    def _send(
+        self, parts: tuple[m.Part, ...], arrays: Sequence[NDArray[Any]], num_bytes: int, terms: Terms
+    ) -> ApplyReceipt:
         connection = self._client.check_out()
         try:
             reply = self._exchange(connection, terms, parts, num_bytes, arrays)
@@ -136,7 +141,7 @@ class Sender:
             terms.weight,
             terms.timeout,
         )
-        reply = self._client.exchange(connection, message, outcome_known=False)
+        reply = self._client.exchange(connection, message, outcome_known=False, ahead=True)
         if type(reply) is m.Judged:
             connection.give_back(reply.freed, reply.reclaimed)
         return reply
@@ -144,9 +149,12 @@ class Sender:
     def block(self, connection: Connection, num_bytes: int, timeout: float | None) -> Any:
         """Return the smallest free block that is large enough, or a new one, or the server's refusal."""
         free = connection.free
-        large = [number for number, memory in free.items() if len(memory) >= num_bytes]
-        if large:
-            return min(large, key=lambda number: len(free[number]))
+        best: int | None = None
+        for number, memory in free.items():
+            if num_bytes <= len(memory) and (best is None or len(memory) < len(free[best])):
+                best = number
+        if best is not None:
+            return best
         # Blocks that are too small are given back: the gradients of a worker are of about one size.
         spare = tuple(list(free)[: m.MAX_IDS])
         reply = self._client.exchange(connection, m.Lend(self._handle, _rounded(num_bytes), timeout, spare))

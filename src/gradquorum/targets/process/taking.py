@@ -91,11 +91,12 @@ class Taking:
     def _wait(self, hosted: HostedRound, ticket: Ticket, deadline: Deadline) -> bool:
         """Wait until the ticket is decided; True if the client withdrew it before."""
         while not ticket.decided:
-            ready = dict(self._poll.poll(deadline.left(_LONG_SECONDS) * 1000))
+            has_message = self._channel.has_read_ahead
+            ready = dict(self._poll.poll(0 if has_message else deadline.left(_LONG_SECONDS) * 1000))
             if self._event in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._event)
-            elif ready:
+            elif ready or has_message:
                 if not isinstance(FROM_CLIENT.decode(self._channel.receive()), Cancel):
                     raise BrokenChannel("the client has given up")
                 if hosted.round.withdraw(ticket):
