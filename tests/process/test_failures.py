@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -128,6 +129,31 @@ def test_server_that_stops_is_unavailable_when_the_deadline_has_passed(hosts, ru
     error = call.error()
     assert isinstance(error, gq.UnavailableError)
     assert error.outcome_known is (what != "Apply")
+
+
+def has_stopped(process):
+    """Whether all its threads have: a signal reaches one after the other."""
+    return all(b") T " in stat.read_bytes() for stat in Path(f"/proc/{process.pid}/task").glob("*/stat"))
+
+
+CHANGES = {
+    "publish": lambda acc: acc.publish(1),
+    "set_global_step": lambda acc: acc.set_global_step(1),
+    "discard": lambda acc: acc.discard(),
+}
+READS = {"num_accumulated": lambda acc: acc.num_accumulated(), "global_step": lambda acc: acc.global_step}
+
+
+@pytest.mark.parametrize("what", [*CHANGES, *READS])
+def test_outcome_of_a_change_without_an_answer_is_not_known(hosts, monkeypatch, what):
+    monkeypatch.setattr(client, "ANSWER_SECONDS", 2.0)
+    process = hosts.start(2.0)
+    acc = sparse(hosts.address)
+    os.kill(process.pid, signal.SIGSTOP)
+    wait_until(lambda: has_stopped(process), "a server that has stopped")
+    with pytest.raises(gq.UnavailableError) as error:
+        (CHANGES | READS)[what](acc)
+    assert error.value.outcome_known is (what in READS)
 
 
 def test_server_that_is_only_busy_is_waited_for(hosts, run_thread, monkeypatch):

@@ -159,7 +159,7 @@ class Client:
     def _raise_ended(self, failure: BaseException, *, outcome_known: bool) -> NoReturn:
         if isinstance(failure, ClosedError):
             raise ClosedError(str(failure))
-        unknown = "" if outcome_known else "; whether the gradient counted is not known"
+        unknown = "" if outcome_known else "; whether this has taken effect is not known"
         raise UnavailableError(
             f"the server at {self.path} is gone: {failure}; make a new handle once there is one again{unknown}",
             outcome_known=outcome_known,
@@ -213,8 +213,8 @@ class Client:
         else:
             connection.channel.close()
 
-    def call(self, message: Any) -> Any:
-        """Make a request and return its reply.
+    def call(self, message: Any, *, outcome_known: bool = True) -> Any:
+        """Make a request and return its reply. `outcome_known` is as for `exchange`.
 
         Raises:
             GradQuorumError: what the server answered.
@@ -222,7 +222,7 @@ class Client:
         """
         connection = self.check_out()
         try:
-            reply = self.exchange(connection, message)
+            reply = self.exchange(connection, message, outcome_known=outcome_known)
         except BaseException:
             connection.channel.close()
             raise

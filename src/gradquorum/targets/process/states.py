@@ -151,7 +151,7 @@ def send_state(client: Client, handle: int, sender: Sender, state: Mapping[str, 
         if type(reply) is not m.Failure:
             block = reply
             _write(connection.free.pop(block), table, list(state.values()))
-            reply = client.exchange(connection, m.LoadState(handle, block, len(table)))
+            reply = client.exchange(connection, m.LoadState(handle, block, len(table)), outcome_known=False)
     except BaseException:
         connection.channel.close()
         raise

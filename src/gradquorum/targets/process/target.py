@@ -259,9 +259,9 @@ class ProcessTarget(AbstractTarget):
 
     # All the rest is the round's own
 
-    def _number(self, message: Any) -> int:
+    def _number(self, message: Any, *, outcome_known: bool = True) -> int:
         """Make a request that is answered by a number."""
-        number: int = self._client.call(message).value
+        number: int = self._client.call(message, outcome_known=outcome_known).value
         return number
 
     def _ask(self, what: str) -> int:
@@ -275,14 +275,14 @@ class ProcessTarget(AbstractTarget):
         return self._ask("global_step")
 
     def set_global_step(self, step: int) -> int:
-        return self._number(m.SetStep(self._handle, step))
+        return self._number(m.SetStep(self._handle, step), outcome_known=False)
 
     @property
     def published_step(self) -> int:
         return self._ask("published_step")
 
     def publish(self, step: int | None, *, only_raise: bool = False) -> int:
-        return self._number(m.Publish(self._handle, step, only_raise))
+        return self._number(m.Publish(self._handle, step, only_raise), outcome_known=False)
 
     def wait_published(self, step: int, timeout: float | None) -> int:
         return self._number(m.WaitPublished(self._handle, step, timeout))
@@ -314,7 +314,7 @@ class ProcessTarget(AbstractTarget):
         return self._ask("num_deferred")
 
     def discard(self) -> int:
-        return self._ask("discard")
+        return self._number(m.Ask(self._handle, "discard"), outcome_known=False)
 
     def observe(self, num_rounds: int | None) -> None:
         self._number(m.Observe(self._handle, num_rounds))
