@@ -14,7 +14,8 @@ from gradquorum.tensorflow.backend import AbstractBackend, tensorflow_errors
 from gradquorum.tensorflow.gated import GatedBackend
 from gradquorum.tensorflow.immediate import ImmediateBackend
 from gradquorum.tensorflow.native_dense import NativeDenseBackend
-from gradquorum.tensorflow.polled import PolledBackend
+from gradquorum.tensorflow.operations import OperationsBackend
+from gradquorum.tensorflow.session_wait import SessionWait
 
 __all__ = ["ConditionalAccumulator", "ConditionalAccumulatorBase", "SparseConditionalAccumulator"]
 
@@ -269,7 +270,7 @@ def _open(
         return make_in_graph()
     if is_graph:
         accumulator = make()
-        return PolledBackend(accumulator, sparse=sparse, dtype=tf.as_dtype(accumulator.dtype))
+        return OperationsBackend(accumulator, SessionWait(), sparse=sparse, dtype=tf.as_dtype(accumulator.dtype))
     with tensorflow_errors():
         accumulator = make()
     return ImmediateBackend(accumulator, sparse=sparse, dtype=tf.as_dtype(accumulator.dtype))
