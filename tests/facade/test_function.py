@@ -181,7 +181,7 @@ def test_take_that_is_cut_off_by_an_error_elsewhere_leaves_its_line(tf, gqtf, ru
     acc = gqtf.SparseConditionalAccumulator(tf.float32)
     fail = threading.Event()
 
-    def failing():
+    def failing(_):
         assert fail.wait(TIMEOUT)
         raise ValueError("injected")
 
@@ -197,12 +197,12 @@ def test_take_that_is_cut_off_by_an_error_elsewhere_leaves_its_line(tf, gqtf, ru
     inner = {"function": take, "loop": in_a_loop, "nested": tf.function(take)}[place]
 
     @tf.function
-    def both():
-        bad = tf.numpy_function(failing, [], tf.float32, stateful=False)  # at the same time as the take
+    def both(number):
+        bad = tf.numpy_function(failing, [number], tf.float32, stateful=False)  # at the same time as the take
         return inner() + bad
 
     for value in (1.0, 2.0):
-        running = run_thread(both)
+        running = run_thread(both, tf.constant(value))
         wait_for_waiters(acc.accumulator_ref, 1)
         fail.set()
         assert "injected" in str(running.error())
@@ -223,15 +223,15 @@ def test_round_that_nobody_fetches_goes_back(tf, gqtf, run_thread):
 
     offers._listener.ended = ended
 
-    def failing():
+    def failing(_):
         assert fail.wait(TIMEOUT)
         raise ValueError("injected")
 
     @tf.function
-    def both():
-        return acc.take_grad(1).values + tf.numpy_function(failing, [], tf.float32, stateful=False)
+    def both(number):
+        return acc.take_grad(1).values + tf.numpy_function(failing, [number], tf.float32, stateful=False)
 
-    running = run_thread(both)
+    running = run_thread(both, tf.constant(1.0))
     wait_for_waiters(acc.accumulator_ref, 1)
     acc.apply_grad([1], [[5.0]])
     assert come.wait(TIMEOUT)

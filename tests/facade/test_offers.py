@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 
 import gradquorum as gq
-from tests.support import TARGETS, TIMEOUT, wait_until
+from tests.support import TIMEOUT, wait_until
 
 pytestmark = [pytest.mark.frameworks]
 
 
-@pytest.fixture(params=["local", pytest.param("server", marks=pytest.mark.skipif("process" not in TARGETS))])
-def acc(request):
-    target = request.getfixturevalue("server").address if request.param == "server" else None
+@pytest.fixture
+def acc(target):
     with gq.SparseConditionalAccumulator("float32", [5, 1], target=target) as acc:
         yield acc
 

@@ -71,7 +71,7 @@ class GatedBackend(AbstractBackend):
             begin = [self._gate, _as_number(num_required)]
             number, has_round, line = tf.numpy_function(self._begin_take, begin, [tf.int64, tf.bool, tf.int64])
             waits, none = tf.raw_ops.Switch(data=tf.zeros([0], tf.int64), pred=tf.reshape(has_round, []))
-            with tf.control_dependencies([waits]):
+            with tf.control_dependencies([tf.identity(waits)]):  # of the value, not of the switch
                 tickets, _, _ = tf.raw_ops.SparseAccumulatorTakeGradient(
                     handle=self.reference, num_required=num_required, dtype=_GATE_DTYPE, name="gate"
                 )

@@ -18,6 +18,10 @@ from gradquorum.tensorflow.lifelines import lifeline
 __all__ = ["AbstractListener", "Offers"]
 
 
+_BACK_SECONDS = 1.0
+"""How long the end of a run may wait until its round is back."""
+
+
 class _Unfetched(CancelledError):
     """Nobody has fetched a round, which goes back."""
 
@@ -77,11 +81,12 @@ class _Take:
         return self.future.result()
 
     def drop(self) -> None:
-        """End the take: it leaves its line, or its round goes back."""
+        """End the take: it leaves its line, or its round goes back, which whoever takes next is to find."""
         with self._lock:
             self._is_announced = True
         self._settled.set()
-        self.future.cancel()
+        if not self.future.cancel():
+            concurrent.futures.wait([self.future], _BACK_SECONDS)
 
 
 class Offers:

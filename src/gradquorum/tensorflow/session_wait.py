@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from gradquorum.tensorflow.backend import as_tensor, plain
 from gradquorum.tensorflow.offers import Offers
 from gradquorum.tensorflow.operations import AbstractWait, as_list
 from gradquorum.tensorflow.sessions import check_running
@@ -38,7 +39,7 @@ class SessionWait(AbstractWait):
 
     def build(self, offers: Offers, num_required: Any, empty: list[Any]) -> list[Any]:
         begin = functools.partial(self._begin, offers)
-        number, line = tf.numpy_function(begin, [num_required], [tf.int64, tf.int64])
+        number, line = tf.py_function(begin, [num_required], [tf.int64, tf.int64])
 
         def try_to_fetch(*_: Any) -> list[Any]:
             lock = tf.raw_ops.MutexLock(mutex=self._turn)
@@ -46,7 +47,9 @@ class SessionWait(AbstractWait):
                 has_ended = tf.numpy_function(functools.partial(self._look, offers), [number], tf.bool)
             with tf.control_dependencies([has_ended]):
                 unlock = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
-            with tf.control_dependencies([unlock, check_running()]):
+            with tf.control_dependencies([unlock]):
+                is_running = check_running()
+            with tf.control_dependencies([is_running]):
                 fetch = functools.partial(self._fetch, offers, empty)
                 done, *result = tf.numpy_function(
                     fetch, [has_ended, number, line], [tf.bool, *(array.dtype for array in empty)]
@@ -72,9 +75,9 @@ class SessionWait(AbstractWait):
 
     # What operations call
 
-    def _begin(self, offers: Offers, num_required: Any) -> tuple[Any, Any]:
+    def _begin(self, offers: Offers, num_required: Any) -> tuple[int, Any]:
         number = next(_numbers)
-        return np.int64(number), offers.begin(number, num_required)
+        return number, as_tensor(offers.begin(number, plain(num_required)))
 
     def _look(self, offers: Offers, number: Any) -> Any:
         """Wait a moment for the round of this take, but not if there is one of another."""

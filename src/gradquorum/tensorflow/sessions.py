@@ -73,7 +73,7 @@ def _build_number() -> Any:
 
     found = find()
     old, absent = tf.raw_ops.Switch(data=found, pred=tf.equal(found, 0))
-    with tf.control_dependencies([absent]):
+    with tf.control_dependencies([tf.identity(absent)]):  # of the value, not of the switch
         lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(name="opening"))
     with tf.control_dependencies([lock]):
         number, line = tf.numpy_function(_open, [find()], [tf.int64, tf.int64])
