@@ -27,12 +27,13 @@ _GATE_DTYPE = tf.float16
 class GatedBackend(AbstractBackend):
     """Builds operations around one gate. Each session has a gate of its own, as with TensorFlow's accumulators."""
 
-    def __init__(self, spec: SparseSpec, dtype: Any, shared_name: str | None, name: str) -> None:
+    def __init__(self, dtype: Any, shape: Any, shared_name: str | None, name: str, reduction_type: str) -> None:
+        spec = SparseSpec(dtype, shape, reduction_type)
         container = tf.compat.v1.get_default_graph()._container
         with tf.init_scope():  # the graph of the session, and not that of a branch or a loop in it
             graph = tf.compat.v1.get_default_graph()
         self._store = open_store(spec, graph, container, shared_name)
-        self._dtype = dtype
+        self._dtype = tf.as_dtype(spec.dtype)
         self.reference = tf.raw_ops.SparseConditionalAccumulator(
             dtype=_GATE_DTYPE,
             shape=tf.TensorShape([None, *spec.shape[1:]] if spec.shape else None),
