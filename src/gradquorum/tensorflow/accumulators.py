@@ -162,8 +162,8 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
             TypeError: it is no integer, where that is seen while a graph or function is built.
             tf.errors.CancelledError: the session was closed meanwhile.
             tf.errors.DeadlineExceededError: `timeout_in_ms` was exceeded.
-                After both nothing has changed if the take still waited. In a graph without a target, one whose round
-                was being merged loses it; over a server, that round goes back.
+                After both nothing has changed if the take still waited; a round that was being merged is what the next
+                take gets.
 
         Threads:
             Blocks; takes are served in the order in which they began to wait.
