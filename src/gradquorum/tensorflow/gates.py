@@ -24,7 +24,7 @@ class Held:
         self.block = block
         self.row_shape = row_shape
         self.begun = gate.begun
-        """The number of takes that had begun when it was last heard of."""
+        """What its gate's `begun` was when it was last heard of."""
         self.is_quiet = not gate.waiting
         """No take was waiting when it was offered."""
         self.has_arrived = self.seems_counted = False
@@ -48,11 +48,13 @@ class Gate:
     def __init__(self) -> None:
         self.held: dict[int, Held] = {}
         self.begun = 0
-        """Takes that have begun, which is the number of the next one."""
+        """Above the numbers of all takes that have begun, and at most that of the next one."""
         self.waiting: set[int] = set()
         """The takes of which the gate may have decided, or not: their tickets are not here yet."""
         self.rounds: dict[int, Round | None] = {}
-        """The round of each take that has begun and is neither fetched nor cut off."""
+        """The round of each take that has begun and whose run has not ended."""
+        self.unsure: dict[int, Round] = {}
+        """Those of takes whose run has ended: delivered, if the session has a mark of the take's number."""
         self.undelivered: list[Round] = []
         """Rounds whose take was cut off, oldest first: each is what a next take will get."""
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gradquorum.tensorflow.lifelines import lifeline
 
-__all__ = ["AbstractSessionObserver", "check_running", "observe_sessions", "session_number"]
+__all__ = ["AbstractSessionObserver", "check_running", "observe_sessions", "session_marks", "session_number"]
 
 _COLLECTION = "gradquorum/session"
 _numbers = itertools.count(1)
@@ -49,15 +49,21 @@ def check_running() -> Any:
     return tf.raw_ops.MutexLock(mutex=_of_graph()[1])
 
 
-def _of_graph() -> tuple[Any, Any]:
-    """Return the number of the session and a mutex. They are made once for each graph, outside of all scopes."""
+def session_marks() -> Any:
+    """Return a table of numbers in each session, for marks that no Python function has to make."""
+    return _of_graph()[2]
+
+
+def _of_graph() -> tuple[Any, Any, Any]:
+    """Return the number of the session, a mutex and a table, made once for each graph and outside of all scopes."""
     with tf.init_scope():  # the graph of the session, and not that of a branch or a loop in it
         graph = tf.compat.v1.get_default_graph()
         made: list[Any] = graph.get_collection_ref(_COLLECTION)
         if not made:
             with graph.as_default(), tf.control_dependencies(None), tf.compat.v1.name_scope("gradquorum/"):
-                made += [_build_number(), tf.raw_ops.MutexV2(name="running")]
-        return made[0], made[1]
+                marks = tf.raw_ops.MutableHashTableV2(key_dtype=tf.int64, value_dtype=tf.int64, name="marks")
+                made += [_build_number(), tf.raw_ops.MutexV2(name="running"), marks]
+        return made[0], made[1], made[2]
 
 
 def _build_number() -> Any:

@@ -30,6 +30,8 @@ from gradquorum.validation import check_row_shape, check_sparse
 __all__ = ["TicketStore", "open_store"]
 
 _tickets = itertools.count()
+_take_numbers = itertools.count()
+"""Of all stores, as the marks of a session are for all that it has."""
 _stores: weakref.WeakKeyDictionary[Any, weakref.WeakValueDictionary[tuple[str, str], TicketStore]]
 _stores = weakref.WeakKeyDictionary()
 """Those with a shared name, by graph, container and name."""
@@ -49,10 +51,10 @@ class BegunTake(NamedTuple):
     """What `TicketStore.begin_take` returns."""
 
     number: int
-    has_round: bool
-    """It is not to wait at its gate."""
+    unsure: NDArray[np.int64]
+    """Earlier takes that have ended, delivered or not: the session knows."""
     line: NDArray[np.int64]
-    """Its lifeline until it is fetched."""
+    """Its lifeline until it is marked as delivered."""
 
 
 class TicketStore(AbstractSessionObserver):
@@ -140,21 +142,44 @@ class TicketStore(AbstractSessionObserver):
 
     # Takes
 
-    def begin_take(self, gate: int, num_required: int) -> BegunTake:
-        """Begin a take, which gets a round that another one was cut off from, or else is about to wait at its gate."""
+    def begin_take(self, gate: int) -> BegunTake:
+        """Begin a take."""
         with self._locked():
             state = self._gates[gate]
-            number = state.begun
+            number = next(_take_numbers)
             line = self._lifeline(TicketStore._cut_take, gate, number)
-            state.begun += 1
-            has_round = bool(state.undelivered) and num_required > 0
-            state.rounds[number] = state.undelivered.pop(0) if has_round else None
-            if not has_round:
-                state.waiting.add(number)
-        return BegunTake(number, has_round, line)
+            state.begun = number + 1
+            state.rounds[number] = None
+            state.waiting.add(number)
+            unsure = np.array(list(state.unsure), np.int64)
+        return BegunTake(number, unsure, line)
 
-    def merge_take(self, gate: int, number: int, tickets: NDArray[Any]) -> None:
-        """Merge the round of a take: the gradients of its tickets, unless it has begun with a round.
+    def resolve(self, gate: int, number: int, num_required: int, unsure: NDArray[Any], delivered: NDArray[Any]) -> bool:
+        """Settle the rounds of takes that had ended; return whether this take gets one that was not delivered.
+
+        Else it is to wait at its gate.
+
+        Args:
+            gate: of the session.
+            number: of the take.
+            num_required: of the take.
+            unsure: what `begin_take` asked of.
+            delivered: which of these are marked in the session.
+        """
+        with self._locked():
+            state = self._gates[gate]
+            for other, is_delivered in zip(unsure, delivered, strict=True):
+                round_ = state.unsure.pop(int(other), None)
+                if round_ is not None and not is_delivered:
+                    state.keep(round_)
+            if not state.undelivered or num_required < 1:
+                return False
+            state.rounds[number] = state.undelivered.pop(0)
+            state.end_wait(number, is_served=False)
+            return True
+
+    def merge_take(self, gate: int, number: int, tickets: NDArray[Any]) -> list[NDArray[Any]]:
+        """Merge the round of a take, that of its tickets unless it has one, and return indices, values, shape.
 
         Raises:
             MemoryError: there is no memory for the result. The round is kept for the next take.
@@ -175,13 +200,6 @@ class TicketStore(AbstractSessionObserver):
                 round_ = state.rounds[number] = state.undelivered.pop(0)
         if round_.merged is None:
             round_.merged = self._merge(round_.held)
-
-    def fetch_take(self, gate: int, number: int) -> list[NDArray[Any]]:
-        """Return the merged gradient of a take, which has it from here on: indices, values, shape."""
-        with self._locked():
-            round_ = self._gates[gate].rounds.pop(number)
-        assert round_ is not None
-        assert round_.merged is not None
         return round_.merged
 
     def _cut_take(self, gate: int, number: int) -> None:
@@ -189,7 +207,9 @@ class TicketStore(AbstractSessionObserver):
         if state is not None and number in state.rounds:
             round_ = state.rounds.pop(number)
             state.end_wait(number, is_served=False)
-            if round_ is not None:
+            if round_ is not None and round_.merged is not None:
+                state.unsure[number] = round_
+            elif round_ is not None:
                 state.keep(round_)
 
     def _merge(self, round_: list[Held]) -> list[NDArray[Any]]:
