@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import logging
-import math
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from typing import Any, Generic, Self, TypeVar
-
-import numpy as np
+from typing import Any, Self, TypeVar
 
 from gradquorum.arrays import MAX_INT64, as_integer
-from gradquorum.dtypes import round_weight
 from gradquorum.errors import (
-    CancelledError,
     ClosedError,
     InvalidArgumentError,
-    InvalidDTypeError,
     StaleGradientWarning,
     UnavailableError,
 )
 from gradquorum.keeping import Keeping
 from gradquorum.receipts import ApplyReceipt, ApplyStatus
 from gradquorum.specs import Options, RoundSpec
-from gradquorum.targets import AbstractTarget, Merged, Terms, open_target
-from gradquorum.terms import check_sequence, check_timeout, check_worker
+from gradquorum.taking import Taking
+from gradquorum.targets import AbstractTarget, Terms, open_target
+from gradquorum.terms import check_sequence, check_timeout, check_weight, check_worker
 from gradquorum.validation import CheckedGradient
 
 __all__ = ["AbstractAccumulator", "make_options"]
@@ -36,7 +28,7 @@ R = TypeVar("R")
 _logger = logging.getLogger("gradquorum")
 
 
-class AbstractAccumulator(Keeping, ABC, Generic[R]):
+class AbstractAccumulator(Taking[R], Keeping):
     """One handle on a round whose takes return an `R`.
 
     Threads: all methods may be called from any number of threads. A handle on a local round belongs to its
@@ -57,10 +49,6 @@ class AbstractAccumulator(Keeping, ABC, Generic[R]):
         self._weight_dtypes = [dtype for dtype in spec.weight_dtypes() if dtype is not None]
 
     # What subclasses build on
-
-    @abstractmethod
-    def _build(self, merged: Merged) -> R:
-        """Return what a take returns."""
 
     def _apply(
         self,
@@ -126,27 +114,10 @@ class AbstractAccumulator(Keeping, ABC, Generic[R]):
         if sequence is not None:
             sequence = check_sequence(worker, sequence)
         if type(weight) is not float or weight != 1.0:
-            weight = self._check_weight(weight)
+            weight = check_weight(weight, self._weight_dtypes)
         if timeout is not None:
             timeout = check_timeout(timeout)
         return Terms(local_step, worker, sequence, weight, not copy, timeout)
-
-    def _check_weight(self, weight: Any) -> float:
-        if isinstance(weight, (bool, np.bool_)) or not isinstance(weight, (int, float, np.integer, np.floating)):
-            raise InvalidDTypeError(f"weight: expected a number, got {weight!r}")
-        if not self._weight_dtypes:
-            if weight == 1:
-                return 1.0
-            raise InvalidArgumentError(f"weight: expected none unless reduction_type is 'MEAN_BY_WEIGHT', got {weight}")
-        try:
-            number = float(weight)
-        except OverflowError:
-            number = math.inf
-        for dtype in self._weight_dtypes:
-            rounded = round_weight(number, dtype)
-            if not (math.isfinite(rounded) and rounded > 0):
-                raise InvalidArgumentError(f"weight: expected a finite number above 0 in {dtype.name}, got {weight}")
-        return number
 
     def _warn_stale(self, receipt: ApplyReceipt) -> None:
         if self._warned_stale:
@@ -159,71 +130,6 @@ class AbstractAccumulator(Keeping, ABC, Generic[R]):
             StaleGradientWarning,
             stacklevel=4,
         )
-
-    def _take(self, num_required: Any, timeout: float | None, exact: bool) -> R:
-        number = self._check_take(num_required, exact)
-        return self._target.take(number, check_timeout(timeout), exact, self._build)
-
-    def _take_with_step(self, num_required: int, timeout: float | None) -> tuple[R, int]:
-        """Take, and return the round's step as well, which an array does not say."""
-        number = self._check_take(num_required, exact=False)
-        return self._target.take(number, timeout, False, lambda merged: (self._build(merged), merged.step))
-
-    async def _take_async(self, num_required: Any, timeout: float | None, exact: bool) -> R:
-        number = self._check_take(num_required, exact)
-        return await self._target.take_async(number, check_timeout(timeout), exact, self._build)
-
-    def _submit_take(self, num_required: Any, timeout: float | None, exact: bool) -> concurrent.futures.Future[R]:
-        number = self._check_take(num_required, exact)
-        return self._target.submit_take(number, check_timeout(timeout), exact, self._build)
-
-    def _submit_offer(
-        self, num_required: Any, timeout: float | None, accept: Callable[[R], None]
-    ) -> concurrent.futures.Future[R]:
-        """Do what `_submit_take` does, but let `accept` say whether the round is taken: if it raises, it goes back.
-
-        It may block where the target gives each such take a thread of its own, as a server's does.
-        """
-
-        def build(merged: Merged) -> R:
-            result = self._build(merged)
-            accept(result)
-            return result
-
-        return self._target.submit_take(self._check_take(num_required, False), check_timeout(timeout), False, build)
-
-    def _check_take(self, num_required: Any, exact: bool) -> int:
-        if type(num_required) is int and 1 <= num_required <= MAX_INT64 and exact is False:
-            return num_required
-        number = as_integer("num_required", num_required)
-        if exact is not False and not isinstance(exact, (bool, np.bool_)):
-            raise InvalidArgumentError(f"exact: expected True or False, got {exact!r}")
-        if number < 1:
-            raise InvalidArgumentError(
-                f"num_required must be positive, but was {number}; give the gradients to wait for, 1 or more"
-            )
-        if exact and self._spec.options.compact:
-            raise InvalidArgumentError(
-                "exact=True: expected an accumulator made with compact=False, got one made with compact=True: it may "
-                "have merged gradients that such a take would have to leave; make it with compact=False"
-            )
-        return number
-
-    def _rounds(self, num_required: Any, timeout: float | None) -> Iterator[R]:
-        return self._iterate(self._check_take(num_required, exact=False), check_timeout(timeout))
-
-    def _iterate(self, num_required: int, timeout: float | None) -> Iterator[R]:
-        while True:
-            try:
-                result, step = self._take_with_step(num_required, timeout)
-            except (CancelledError, ClosedError):
-                return
-            yield result
-            del result  # the caller's from here on
-            try:
-                self._target.publish(step + 1, only_raise=True)
-            except ClosedError:
-                return
 
     # Public
 

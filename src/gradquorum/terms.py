@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from gradquorum.arrays import as_integer
+from gradquorum.dtypes import round_weight
 from gradquorum.errors import InvalidArgumentError, InvalidDTypeError
 
-__all__ = ["check_sequence", "check_timeout", "check_worker"]
+__all__ = ["check_sequence", "check_timeout", "check_weight", "check_worker"]
 
 
 def check_worker(worker: Any) -> int | str:
@@ -33,6 +35,25 @@ def check_sequence(worker: int | str | None, sequence: Any) -> int:
         raise InvalidArgumentError(f"sequence: expected worker= beside it, got sequence={number} alone")
     if number < 0:
         raise InvalidArgumentError(f"sequence: expected 0 or more, got {number}")
+    return number
+
+
+def check_weight(weight: Any, dtypes: Sequence[Any]) -> float:
+    """Return a gradient's weight, which each of the dtypes must be able to hold; without any it must be 1."""
+    if isinstance(weight, (bool, np.bool_)) or not isinstance(weight, (int, float, np.integer, np.floating)):
+        raise InvalidDTypeError(f"weight: expected a number, got {weight!r}")
+    if not dtypes:
+        if weight == 1:
+            return 1.0
+        raise InvalidArgumentError(f"weight: expected none unless reduction_type is 'MEAN_BY_WEIGHT', got {weight}")
+    try:
+        number = float(weight)
+    except OverflowError:
+        number = math.inf
+    for dtype in dtypes:
+        rounded = round_weight(number, dtype)
+        if not (math.isfinite(rounded) and rounded > 0):
+            raise InvalidArgumentError(f"weight: expected a finite number above 0 in {dtype.name}, got {weight}")
     return number
 
 

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from tests.parity.conftest import graphs  # noqa: F401 - a fixture
+from tests.parity.conftest import graphs, live  # noqa: F401 - fixtures
 
 
 @pytest.fixture(scope="session")

@@ -196,26 +196,33 @@ def test_waiting_takes_of_a_session_leave_threads_to_applies(
         acc.accumulator_ref.close(for_all=True)
 
 
-def test_round_that_comes_after_its_run_ended_goes_back(tf, gqtf, server, shared, name, in_graph):
+def test_takes_of_sessions_are_served_in_the_order_in_which_they_began(
+    tf, gqtf, server, shared, name, in_graph, run_thread
+):
+    v1 = tf.compat.v1
     with in_graph.build():
         acc = gqtf.SparseConditionalAccumulator("float32", [5, 1], shared_name=name, target=server.address)
-    backend = acc._backend
-    shared.apply_grad([1], np.float32([[5.0]]))
-    number = backend._look(np.int64(1))  # the operation before the one that a run which ends does not reach
-    assert shared.num_accumulated() == 0
-    assert shared.take_grad(1, timeout=TIMEOUT).values.tolist() == [[5.0]]
-    assert backend._fetch(number)[0] is False  # too late, and the run looks again
-    assert not backend._offers
-    shared.apply_grad([1], np.float32([[6.0]]), local_step=1)
-    done, _, values, _ = backend._fetch(backend._look(np.int64(1)))
-    assert (done, values.tolist(), shared.num_undelivered) == (True, [[6.0]], 0)
+        number = v1.placeholder(tf.int32)
+        take = acc.take_grad(number).values
+    line = server.rounds._rounds[name].round._queue
+    needs = (3, 1, 2, 1)
+    with in_graph.session() as one, v1.Session(graph=in_graph.graph) as two:
+        takes = []
+        for i, need in enumerate(needs):
+            takes.append(run_thread((one, two)[i % 2].run, take, {number: need}))
+            wait_until(lambda i=i: len(line) == i + 1)
+        assert [ticket.num_required for ticket in line] == list(needs)
+        for i, need in enumerate(needs):
+            for _ in range(need):
+                shared.apply_grad([1], np.float32([[float(i)]]), local_step=None)
+        assert [call.result().tolist() for call in takes] == [[[float(i)]] for i in range(len(needs))]
 
 
 def test_gradient_between_the_end_of_a_session_and_that_of_its_look_is_not_lost(
     tf, gqtf, server, shared, name, in_graph, run_thread, monkeypatch
 ):
     """A Python operation does not notice that its run was cancelled, and one after it would run, too."""
-    monkeypatch.setattr("gradquorum.tensorflow.polled.POLL_SECONDS", TIMEOUT)
+    monkeypatch.setattr("gradquorum.tensorflow.session_wait.LOOK_SECONDS", TIMEOUT)
     with in_graph.build():
         acc = gqtf.SparseConditionalAccumulator("float32", [5, 1], shared_name=name, target=server.address)
         take = acc.take_grad(1)

@@ -1,10 +1,12 @@
 """`tf.function`: program order, one accumulator for all traces, and waits that hold no thread."""
 
+import threading
+
 import numpy as np
 import pytest
 
 import gradquorum as gq
-from tests.support import wait_for_waiters
+from tests.support import TIMEOUT, wait_for_waiters
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -172,3 +174,82 @@ def test_number_that_is_no_integer_is_refused_when_the_function_is_traced(tf, gq
     with pytest.raises(TypeError, match="num_required: expected integers, got float32"):
         tf.function(lambda: acc.take_grad(1.7))()
     assert int(acc.num_accumulated()) == 1
+
+
+@pytest.mark.parametrize("place", ["function", "loop", "nested"])
+def test_take_that_is_cut_off_by_an_error_elsewhere_leaves_its_line(tf, gqtf, run_thread, place):
+    acc = gqtf.SparseConditionalAccumulator(tf.float32)
+    fail = threading.Event()
+
+    def failing(_):
+        assert fail.wait(TIMEOUT)
+        raise ValueError("injected")
+
+    def take():
+        return acc.take_grad(1).values
+
+    def in_a_loop():
+        total = tf.constant(0.0)
+        for _ in tf.range(3):
+            total += tf.reduce_sum(take())
+        return total
+
+    inner = {"function": take, "loop": in_a_loop, "nested": tf.function(take)}[place]
+
+    @tf.function
+    def both(number):
+        bad = tf.numpy_function(failing, [number], tf.float32, stateful=False)  # at the same time as the take
+        return inner() + bad
+
+    for value in (1.0, 2.0):
+        running = run_thread(both, tf.constant(value))
+        wait_for_waiters(acc.accumulator_ref, 1)
+        fail.set()
+        assert "injected" in str(running.error())
+        acc.apply_grad([1], [[value]], local_step=None)
+        assert int(acc.num_accumulated()) == 1
+        assert acc.take_grad(1).values.numpy().tolist() == [[value]]
+        fail.clear()
+
+
+def test_round_that_nobody_fetches_goes_back(tf, gqtf, run_thread):
+    """The error comes when the round is there, but the operation that fetches it has not run."""
+    acc = gqtf.SparseConditionalAccumulator(tf.float32)
+    offers = acc._backend._operations._offers
+    come, fail = threading.Event(), threading.Event()
+
+    def ended(number):  # and the queue is not fed
+        come.set()
+
+    offers._listener.ended = ended
+
+    def failing(_):
+        assert fail.wait(TIMEOUT)
+        raise ValueError("injected")
+
+    @tf.function
+    def both(number):
+        return acc.take_grad(1).values + tf.numpy_function(failing, [number], tf.float32, stateful=False)
+
+    running = run_thread(both, tf.constant(1.0))
+    wait_for_waiters(acc.accumulator_ref, 1)
+    acc.apply_grad([1], [[5.0]])
+    assert come.wait(TIMEOUT)
+    fail.set()
+    assert "injected" in str(running.error())
+    acc.apply_grad([1], [[6.0]], local_step=1)
+    assert [acc.take_grad(1).values.numpy().tolist() for _ in range(2)] == [[[5.0]], [[6.0]]]
+
+
+def test_takes_leave_no_queues_behind(tf, gqtf):
+    acc = gqtf.SparseConditionalAccumulator(tf.float32)
+
+    @tf.function
+    def both(step):
+        acc.apply_grad([1], [[1.0]], local_step=step)
+        return acc.take_grad(1).values
+
+    for step in range(3):
+        both(tf.constant(step))
+    wait = acc._backend._operations._wait
+    assert (len(wait._queues), len(wait._dead)) == (0, 0)

@@ -1,12 +1,13 @@
 """A graph of TensorFlow 1 and its sessions: the gate, what it waits for, and what ends a wait."""
 
+import gc
 import threading
 
 import numpy as np
 import pytest
 
 import gradquorum.engine
-from tests.support import wait_until
+from tests.support import TIMEOUT, wait_until
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -41,8 +42,8 @@ def num_held(built):
 
 
 def started_takes(built):
-    """Takes that have come to their gate, over all sessions (a look behind the public names)."""
-    return sum(built.acc._backend._store._begun.values())
+    """Takes that wait at their gate, over all sessions (a look behind the public names)."""
+    return built.acc._backend._store.num_waiting
 
 
 def test_operations_run_and_tensors_eval(tf, built):
@@ -172,35 +173,99 @@ def test_concurrent_workers_every_accepted_gradient_is_in_exactly_one_take(tf, b
 
 
 def test_sum_counts_every_accepted_gradient_once(tf, gqtf, in_graph, run_thread):
-    v1 = tf.compat.v1
     with in_graph.build():
         acc = gqtf.SparseConditionalAccumulator(tf.float32, reduction_type="SUM")
         apply = acc.apply_grad([7, 7], [[0.5], [0.5]], local_step=2**40)  # never stale
         take, count = acc.take_grad(1), acc.num_accumulated()
-        number = v1.placeholder(tf.int32)
-        last = acc.take_grad(number)
     with in_graph.session() as session:
         calls = [run_thread(lambda: [session.run(apply) for _ in range(50)]) for _ in range(4)]
-        total = sum(float(session.run(take).values[0, 0]) for _ in range(20))
+        total = 0.0
+        while total < 200.0:
+            total += float(session.run(take).values[0, 0])
         for call in calls:
             call.result()
-        left = int(session.run(count))
-        if left:
-            total += float(session.run(last, {number: left}).values[0, 0])
-    assert total == 200.0
+        assert (total, session.run(count)) == (200.0, 0)
 
 
-def test_stale_gradients_are_forgotten_after_some_rounds(built):
-    from gradquorum.tensorflow.tickets import STALE_AFTER
-
+def test_stale_gradients_are_forgotten_at_once_where_nobody_takes(built):
     with built.session() as session:
         session.run(built.set_step, {built.step: 10})
-        offer(session, built, [1], [100.0], 3)
+        for _ in range(3):
+            offer(session, built, [1], [100.0], 3)
+            assert num_held(built) == 0
+        offer(session, built, [1], [1.0], 10)
         assert num_held(built) == 1
-        for step in range(10, 10 + STALE_AFTER):
+
+
+def test_stale_gradients_are_forgotten_two_takes_later_where_somebody_waits(tf, built, run_thread):
+    with built.session() as session:
+        session.run(built.set_step, {built.step: 10})
+        for step in (10, 11):
+            taking = run_thread(session.run, built.take, {built.number: 1})
+            wait_until(lambda: started_takes(built) == 1)
+            if step == 10:
+                offer(session, built, [1], [100.0], 3)
+                assert num_held(built) == 1
             offer(session, built, [1], [1.0], step)
-            assert rows(session.run(built.take, {built.number: 1})) == [(1, 1.0)]
+            assert rows(taking.result()) == [(1, 1.0)]
         assert num_held(built) == 0
+
+
+def test_gradients_go_with_their_session(tf, built):
+    """When the session object is gone, or at the latest when TensorFlow is called after that."""
+    with built.session() as other:
+        with built.session() as session:
+            for value in range(3):
+                offer(session, built, [1], [float(value)])
+            offer(other, built, [1], [7.0])
+        del session
+        gc.collect()
+        assert other.run(built.count) == 1
+        assert num_held(built) == 1
+        assert rows(other.run(built.take, {built.number: 1})) == [(1, 7.0)]
+
+
+def test_gradient_that_the_gate_refuses_is_forgotten_with_the_next_take(tf, gqtf, in_graph, monkeypatch):
+    v1 = tf.compat.v1
+    with in_graph.build():
+        acc = gqtf.SparseConditionalAccumulator(tf.float32)
+        values = v1.placeholder(tf.float32)
+        apply, take = acc.apply_grad([1], values), acc.take_grad(1)
+    in_graph.acc = acc
+    monkeypatch.setattr(type(acc._backend._store), "_row_shape_of_round", lambda *_: None)  # as if it came too early
+    with in_graph.session() as session:
+        session.run(apply, {values: np.ones((1, 2))})
+        with pytest.raises(tf.errors.InvalidArgumentError, match="expected values dim 1 to be 2, got 3"):
+            session.run(apply, {values: np.ones((1, 3))})
+        assert session.run(take).values.tolist() == [[1.0, 1.0]]
+        assert num_held(in_graph) == 0
+
+
+def test_round_that_is_merged_when_its_time_is_over_is_what_the_next_take_gets(tf, built, monkeypatch, run_thread):
+    """TensorFlow's own would lose a round that is taken when its time is over."""
+    store = built.acc._backend._store
+    merge, merging, go_on = store._merge, threading.Event(), threading.Event()
+
+    def slow(round_):
+        merging.set()
+        assert go_on.wait(TIMEOUT)
+        return merge(round_)
+
+    v1 = tf.compat.v1
+    with built.session() as session:
+        offer(session, built, [1], [5.0])
+        monkeypatch.setattr(store, "_merge", slow)
+        options = v1.RunOptions(timeout_in_ms=1000)
+        taking = run_thread(session.run, built.take, {built.number: 1}, options)
+        assert merging.wait(TIMEOUT)
+        offer(session, built, [1], [6.0], 1)
+        with pytest.raises(tf.errors.DeadlineExceededError):  # began later, so the time of the other one is over, too
+            session.run(built.take, {built.number: 9}, options)
+        go_on.set()
+        assert isinstance(taking.error(), tf.errors.DeadlineExceededError)
+        assert session.run(built.count) == 1
+        assert rows(session.run(built.take, {built.number: 5})) == [(1, 5.0)]  # that one, however many were in it
+        assert rows(session.run(built.take, {built.number: 1})) == [(1, 6.0)]
 
 
 def test_empty_gradient_counts(tf, built):
@@ -211,7 +276,7 @@ def test_empty_gradient_counts(tf, built):
         assert (taken.indices.shape, taken.values.shape, taken.shape.tolist()) == ((0,), (0, 1), [1000, 1])
 
 
-def test_merge_when_memory_runs_out_says_so(tf, built, monkeypatch):
+def test_merge_when_memory_runs_out_says_so_and_keeps_the_round(tf, built, monkeypatch):
     def failing(*_):
         raise MemoryError("injected")
 
@@ -222,7 +287,7 @@ def test_merge_when_memory_runs_out_says_so(tf, built, monkeypatch):
             session.run(built.take, {built.number: 1})
         monkeypatch.undo()
         offer(session, built, [1], [2.0], 1)
-        assert rows(session.run(built.take, {built.number: 1})) == [(1, 2.0)]
+        assert [rows(session.run(built.take, {built.number: 1})) for _ in range(2)] == [[(1, 1.0)], [(1, 2.0)]]
 
 
 def test_bfloat16_which_tensorflows_own_has_not(tf, gqtf, in_graph):

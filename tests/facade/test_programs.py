@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 
 from tests.facade.adapters import EagerFacade, FacadeGraphs, FunctionFacade, arguments_of, entry_of
-from tests.parity.generator import generate
-from tests.parity.record import check
-from tests.parity.replay import differences, run
+from tests.parity.conftest import CHUNK
+from tests.parity.replay import differences
 
 SEED = 11
-CHUNK = 12
 
 pytestmark = [
     pytest.mark.frameworks,
@@ -17,20 +15,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::gradquorum.StaleGradientWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-
-
-@pytest.fixture(scope="module")
-def live_traces(graphs):
-    traces = {}
-
-    def trace_of(program):
-        if program.number not in traces:
-            with graphs.adapter(program) as adapter:
-                traces[program.number] = run(program, adapter)
-            check(program, traces[program.number])
-        return traces[program.number]
-
-    return trace_of
 
 
 @pytest.fixture(scope="module")
@@ -49,21 +33,14 @@ def adapters(tf, gqtf):
     [(mode, start) for mode, count in (("eager", 156), ("function", 48), ("graph", 156))
      for start in range(0, count, CHUNK)],
 )  # fmt: skip
-def test_programs_in_each_mode_give_the_same_bits(mode, start, live_traces, adapters):
-    faults = []
-    for number in range(start, start + CHUNK):
-        program = generate(SEED, number)
-        expected = live_traces(program)
-        with adapters[mode](program) as adapter:
-            faults += differences(program, expected, run(program, adapter))
-    assert not faults, "\n".join([f"seed {SEED}, {mode}", *faults])
+def test_programs_in_each_mode_give_the_same_bits(mode, start, live, adapters):
+    live.check_chunk(start, adapters[mode])
 
 
 @pytest.mark.parametrize("number", range(0, 24, 2))
-def test_whole_program_in_one_function_runs_in_the_order_it_is_written(number, tf, gqtf, live_traces):
+def test_whole_program_in_one_function_runs_in_the_order_it_is_written(number, tf, gqtf, live):
     """No control dependency is added by hand, and a second trace goes on with the same accumulator."""
-    program = generate(SEED, number)
-    expected = live_traces(program)
+    program, expected = live.program(number)
     good = [i for i, step in enumerate(program.steps) if "error" not in expected[i]]
 
     with EagerFacade(tf, gqtf, program) as eager:

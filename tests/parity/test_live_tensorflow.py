@@ -3,14 +3,12 @@
 import numpy as np
 import pytest
 
-from tests.parity.generator import generate
+from tests.parity.conftest import CHUNK
 from tests.parity.programs import Program, from_plain, to_plain
-from tests.parity.record import check
-from tests.parity.replay import GradQuorumAdapter, differences, run
+from tests.parity.replay import GradQuorumAdapter
 
 SEED = 7
 NUM_PROGRAMS = 156
-CHUNK = 12
 
 pytestmark = [
     pytest.mark.frameworks,
@@ -20,30 +18,9 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def live_traces(graphs):
-    """Traces of TensorFlow by number, each run once for all engines."""
-    traces = {}
-
-    def trace_of(program):
-        if program.number not in traces:
-            with graphs.adapter(program) as adapter:
-                traces[program.number] = run(program, adapter)
-            check(program, traces[program.number])
-        return traces[program.number]
-
-    return trace_of
-
-
 @pytest.mark.parametrize("start", range(0, NUM_PROGRAMS, CHUNK))
-def test_live_programs_give_the_same_bits(start, live_traces, make):
-    faults = []
-    for number in range(start, start + CHUNK):
-        program = generate(SEED, number)
-        expected = live_traces(program)
-        with GradQuorumAdapter(make, program) as adapter:
-            faults += differences(program, expected, run(program, adapter))
-    assert not faults, "\n".join([f"seed {SEED}", *faults])
+def test_live_programs_give_the_same_bits(start, live, make):
+    live.check_chunk(start, lambda program: GradQuorumAdapter(make, program))
 
 
 # Where we differ on purpose. Each test shows both sides, so that a TensorFlow that changes is noticed.

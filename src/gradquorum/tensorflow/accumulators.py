@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 import gradquorum as gq
-from gradquorum.specs import SparseSpec
 from gradquorum.targets import default_target
 from gradquorum.tensorflow.backend import AbstractBackend, tensorflow_errors
 from gradquorum.tensorflow.gated import GatedBackend
 from gradquorum.tensorflow.immediate import ImmediateBackend
 from gradquorum.tensorflow.native_dense import NativeDenseBackend
-from gradquorum.tensorflow.polled import PolledBackend
+from gradquorum.tensorflow.operations import OperationsBackend
+from gradquorum.tensorflow.session_wait import SessionWait
 
 __all__ = ["ConditionalAccumulator", "ConditionalAccumulatorBase", "SparseConditionalAccumulator"]
 
@@ -47,9 +47,12 @@ class ConditionalAccumulatorBase:
 
     _backend: AbstractBackend
 
-    def _use(self, backend: AbstractBackend, name: str) -> None:
-        self._backend = backend
-        op = getattr(backend.reference, "op", None)  # in a graph, the name that TensorFlow has made unique
+    def _open(self, ours: type[Any], in_graph: type[Any], arguments: tuple[Any, ...], target: Any) -> None:
+        """Do what the constructors share; `arguments` are the five that TensorFlow has, for both classes."""
+        dtype, shape, shared_name, name, _ = arguments
+        self._backend = _open_backend(ours, in_graph, arguments, target, has_shared_name=bool(shared_name))
+        ConditionalAccumulatorBase.__init__(self, dtype, shape, self._backend.reference)
+        op = getattr(self._backend.reference, "op", None)  # in a graph, the name that TensorFlow has made unique
         self._name = (name if op is None else op.name).rsplit("/", 1)[-1]
 
     @property
@@ -120,23 +123,8 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
         *,
         target: Any = None,
     ) -> None:
-        def make() -> Any:
-            return gq.SparseConditionalAccumulator(
-                dtype,
-                shape,
-                shared_name,
-                name,
-                reduction_type,
-                target=target,
-            )
-
-        def make_gated() -> AbstractBackend:
-            spec = SparseSpec(dtype, shape, reduction_type)
-            return GatedBackend(spec, tf.as_dtype(spec.dtype), shared_name, name)
-
-        backend = _open(make, make_gated, target, shared_name, sparse=True)
-        super().__init__(dtype, shape, backend.reference)
-        self._use(backend, name)
+        arguments = dtype, shape, shared_name, name, reduction_type
+        self._open(gq.SparseConditionalAccumulator, GatedBackend, arguments, target)
 
     def apply_grad(
         self, grad_indices: Any, grad_values: Any, grad_shape: Any = None, local_step: Any = 0, name: str | None = None
@@ -174,8 +162,8 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
             TypeError: it is no integer, where that is seen while a graph or function is built.
             tf.errors.CancelledError: the session was closed meanwhile.
             tf.errors.DeadlineExceededError: `timeout_in_ms` was exceeded.
-                After both nothing has changed if the take still waited. In a graph without a target, one whose round
-                was being merged loses it; over a server, that round goes back.
+                After both nothing has changed if the take still waited; a round that was being merged is what the next
+                take gets.
 
         Threads:
             Blocks; takes are served in the order in which they began to wait.
@@ -207,22 +195,8 @@ class ConditionalAccumulator(ConditionalAccumulatorBase):
         *,
         target: Any = None,
     ) -> None:
-        def make() -> Any:
-            return gq.ConditionalAccumulator(
-                dtype,
-                shape,
-                shared_name,
-                name,
-                reduction_type,
-                target=target,
-            )
-
-        def make_native() -> AbstractBackend:
-            return NativeDenseBackend(dtype, shape, shared_name, name, reduction_type)
-
-        backend = _open(make, make_native, target, shared_name, sparse=False)
-        super().__init__(dtype, shape, backend.reference)
-        self._use(backend, name)
+        arguments = dtype, shape, shared_name, name, reduction_type
+        self._open(gq.ConditionalAccumulator, NativeDenseBackend, arguments, target)
 
     def apply_grad(self, grad: Any, local_step: Any = 0, name: str | None = None) -> Any:
         """Offer a gradient; it is dropped if `local_step` is below the round's step.
@@ -249,16 +223,11 @@ class ConditionalAccumulator(ConditionalAccumulatorBase):
         return mean
 
 
-def _open(
-    make: Callable[[], Any],
-    make_in_graph: Callable[[], AbstractBackend],
-    target: Any,
-    shared_name: str | None,
-    *,
-    sparse: bool,
+def _open_backend(
+    ours: type[Any], in_graph: type[Any], arguments: tuple[Any, ...], target: Any, *, has_shared_name: bool
 ) -> AbstractBackend:
     """Return what runs the operations where the accumulator is made."""
-    if tf.inside_function() and not shared_name:
+    if tf.inside_function() and not has_shared_name:
         raise ValueError(
             "an accumulator that is made inside a tf.function would be another one each time the function is traced; "
             "make it outside, or give it a shared_name"
@@ -266,10 +235,11 @@ def _open(
     with tf.init_scope():
         is_graph = not tf.executing_eagerly()
     if is_graph and target in (None, "local") and default_target() is None:
-        return make_in_graph()
+        backend: AbstractBackend = in_graph(*arguments)
+        return backend
+    with contextlib.nullcontext() if is_graph else tensorflow_errors():
+        accumulator = ours(*arguments, target=target)
+    options = {"sparse": ours is gq.SparseConditionalAccumulator, "dtype": tf.as_dtype(accumulator.dtype)}
     if is_graph:
-        accumulator = make()
-        return PolledBackend(accumulator, sparse=sparse, dtype=tf.as_dtype(accumulator.dtype))
-    with tensorflow_errors():
-        accumulator = make()
-    return ImmediateBackend(accumulator, sparse=sparse, dtype=tf.as_dtype(accumulator.dtype))
+        return OperationsBackend(accumulator, SessionWait(), **options)
+    return ImmediateBackend(accumulator, **options)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from gradquorum import errors
+from gradquorum.dtypes import is_bfloat16
 
 __all__ = ["AbstractBackend", "GradientTensors", "as_index_tensor", "as_integer_tensor", "as_shape_tensor"]
-__all__ += ["as_step_tensor", "as_value_tensor", "plain", "set_static_shapes", "tensorflow_errors"]
+__all__ += ["as_step_tensor", "as_tensor", "as_value_tensor", "plain", "set_static_shapes", "tensorflow_errors"]
 
 _CLASSES = (
     (errors.InvalidArgumentError, tf.errors.InvalidArgumentError),
@@ -68,6 +69,14 @@ def plain(value: Any) -> Any:
     if tf.is_tensor(value) and hasattr(value, "__array__"):
         return np.asarray(value)
     return value
+
+
+def as_tensor(array: Any) -> Any:
+    """Return an array of which nobody else knows as a tensor, of the same memory where TensorFlow can."""
+    if array.size and not is_bfloat16(array.dtype) and array.ctypes.data % 64 == 0:
+        to_tensor: Callable[[Any], Any] = tf.experimental.dlpack.from_dlpack
+        return to_tensor(array.__dlpack__())
+    return tf.constant(array)
 
 
 def set_static_shapes(result: Sequence[Any], declared: Any) -> None:

@@ -8,7 +8,6 @@ and one after it merges them.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,23 +16,24 @@ import tensorflow as tf
 
 from gradquorum.specs import SparseSpec
 from gradquorum.tensorflow.backend import AbstractBackend, GradientTensors, as_step_tensor
+from gradquorum.tensorflow.sessions import check_running, session_marks, session_number
 from gradquorum.tensorflow.tickets import open_store
 
 __all__ = ["GatedBackend"]
 
 _GATE_DTYPE = tf.float16
-_gate_numbers = itertools.count(1)
 
 
 class GatedBackend(AbstractBackend):
     """Builds operations around one gate. Each session has a gate of its own, as with TensorFlow's accumulators."""
 
-    def __init__(self, spec: SparseSpec, dtype: Any, shared_name: str | None, name: str) -> None:
+    def __init__(self, dtype: Any, shape: Any, shared_name: str | None, name: str, reduction_type: str) -> None:
+        spec = SparseSpec(dtype, shape, reduction_type)
         container = tf.compat.v1.get_default_graph()._container
         with tf.init_scope():  # the graph of the session, and not that of a branch or a loop in it
             graph = tf.compat.v1.get_default_graph()
         self._store = open_store(spec, graph, container, shared_name)
-        self._dtype = dtype
+        self._dtype = tf.as_dtype(spec.dtype)
         self.reference = tf.raw_ops.SparseConditionalAccumulator(
             dtype=_GATE_DTYPE,
             shape=tf.TensorShape([None, *spec.shape[1:]] if spec.shape else None),
@@ -41,24 +41,18 @@ class GatedBackend(AbstractBackend):
             reduction_type="SUM",
             name=name,
         )
-        with tf.compat.v1.name_scope(f"{self.reference.op.name}/"):
-            self._sessions = tf.raw_ops.MutableHashTableV2(
-                key_dtype=tf.int64,
-                value_dtype=tf.int64,
-                shared_name=f"gradquorum/{shared_name}" if shared_name else "",
-                name="session",
-            )
+        self._gate, self._marks = session_number(), session_marks()
 
     def apply(self, gradient: Sequence[Any], local_step: Any, name: str | None) -> Any:
         tensors = GradientTensors.of(gradient, self._dtype)
         step = as_step_tensor("local_step", local_step)
         with tf.compat.v1.name_scope(name or "SparseAccumulatorApplyGradient") as scope:
-            before = self.num_accumulated("before")
             offer = functools.partial(self._offer, has_shape=tensors.has_shape)
+            inputs = [self._gate, *tensors[:3], step]
+            ticket, row, line = tf.numpy_function(offer, inputs, [tf.int64, _GATE_DTYPE, tf.int64])
+            with tf.control_dependencies([ticket]):
+                before = self.num_accumulated("before")
             with tf.control_dependencies([before]):
-                inputs = [self._find_gate(), *tensors[:3], step]
-                gate, ticket, row = tf.numpy_function(offer, inputs, [tf.int64, tf.int64, _GATE_DTYPE])
-            with tf.control_dependencies([self._keep_gate(gate)]):
                 passed = tf.raw_ops.SparseAccumulatorApplyGradient(
                     handle=self.reference,
                     local_step=tf.reshape(step, []),
@@ -70,18 +64,35 @@ class GatedBackend(AbstractBackend):
                 )
             with tf.control_dependencies([passed]):
                 counted = self.num_accumulated("after") > before
-                arrived = tf.numpy_function(self._arrive, [ticket, counted], [])
+                arrived = tf.numpy_function(self._arrive, [self._gate, ticket, counted, line], [])
             return tf.group(arrived, name=scope)
 
     def take(self, num_required: Any, name: str | None) -> Sequence[Any]:
         with tf.compat.v1.name_scope(name or "SparseAccumulatorTakeGradient") as scope:
-            gate, number = tf.numpy_function(self._begin_take, [self._find_gate()], [tf.int64, tf.int64])
-            with tf.control_dependencies([self._keep_gate(gate)]):
+            begun = tf.numpy_function(self._begin_take, [self._gate], [tf.int64] * 3)
+            number, unsure, line = (tf.reshape(tensor, [-1]) for tensor in begun)
+            delivered = tf.raw_ops.LookupTableFindV2(
+                table_handle=self._marks, keys=unsure, default_value=tf.constant(0, tf.int64)
+            )
+            resolve = [self._gate, number, _as_number(num_required), unsure, delivered]
+            has_round = tf.reshape(tf.numpy_function(self._resolve, resolve, tf.bool), [])
+            with tf.control_dependencies([has_round]):
+                forgotten = tf.raw_ops.LookupTableRemoveV2(table_handle=self._marks, keys=unsure)
+            waits, none = tf.raw_ops.Switch(data=tf.zeros([0], tf.int64), pred=has_round)
+            with tf.control_dependencies([tf.identity(waits)]):  # of the value, not of the switch
                 tickets, _, _ = tf.raw_ops.SparseAccumulatorTakeGradient(
                     handle=self.reference, num_required=num_required, dtype=_GATE_DTYPE, name="gate"
                 )
+            tickets, _ = tf.raw_ops.Merge(inputs=[tickets, none])
             dtypes = [tf.int64, self._dtype, tf.int64]
-            return list(tf.numpy_function(self._store.finish_take, [gate, number, tickets], dtypes, name=scope))
+            merged = tf.numpy_function(self._merge_take, [self._gate, number, tickets], dtypes)
+            # From here on nothing waits for Python.
+            with tf.control_dependencies([merged[0], forgotten]):
+                is_running = check_running()
+            with tf.control_dependencies([is_running]):
+                mark = tf.raw_ops.LookupTableInsertV2(table_handle=self._marks, keys=number, values=line)
+            with tf.control_dependencies([mark]):
+                return list(tf.identity_n(merged, name=scope))
 
     def num_accumulated(self, name: str) -> Any:
         return tf.raw_ops.AccumulatorNumAccumulated(handle=self.reference, name=name)
@@ -90,30 +101,28 @@ class GatedBackend(AbstractBackend):
         step = as_step_tensor("new_global_step", step)
         return tf.raw_ops.AccumulatorSetGlobalStep(handle=self.reference, new_global_step=step, name=name)
 
-    def _find_gate(self) -> Any:
-        """Return the number that stands for the gate of the session in which it is evaluated, 0 if it has none yet.
-
-        Two operations that are the first at once may both give it a number, one of which is soon forgotten: the store
-        finds gradients by ticket, and uses the number only to tell when it may forget stale ones.
-        """
-        nothing = tf.constant(0, tf.int64)
-        return tf.raw_ops.LookupTableFindV2(table_handle=self._sessions, keys=nothing, default_value=nothing)
-
-    def _keep_gate(self, gate: Any) -> Any:
-        return tf.raw_ops.LookupTableInsertV2(
-            table_handle=self._sessions, keys=tf.constant(0, tf.int64), values=tf.reshape(gate, [])
-        )
-
     # What operations call
 
     def _offer(self, gate: Any, indices: Any, values: Any, shape: Any, step: Any, *, has_shape: bool) -> list[Any]:
-        number = int(gate) or next(_gate_numbers)
-        ticket, row = self._store.offer(number, indices, values, shape if has_shape else None, step)
-        return [np.int64(number), np.int64(ticket), row]
+        offered = self._store.offer(int(gate), indices, values, shape if has_shape else None, step)
+        return [np.int64(offered.ticket), offered.row, offered.line]
 
-    def _arrive(self, ticket: Any, counted: Any) -> None:
-        self._store.arrive(int(ticket), seems_counted=bool(counted))
+    def _arrive(self, gate: Any, ticket: Any, counted: Any, _line: Any) -> None:
+        self._store.arrive(int(gate), int(ticket), seems_counted=bool(counted))
 
     def _begin_take(self, gate: Any) -> list[Any]:
-        number = int(gate) or next(_gate_numbers)
-        return [np.int64(number), np.int64(self._store.begin_take(number))]
+        return list(self._store.begin_take(int(gate)))
+
+    def _resolve(self, gate: Any, number: Any, num_required: Any, unsure: Any, delivered: Any) -> Any:
+        return np.bool_(self._store.resolve(int(gate), int(number[0]), int(num_required), unsure, delivered))
+
+    def _merge_take(self, gate: Any, number: Any, tickets: Any) -> Any:
+        return self._store.merge_take(int(gate), int(number[0]), tickets)
+
+
+def _as_number(num_required: Any) -> Any:
+    """Return a number as the gate will see it; 0 where the gate is going to refuse it while the graph is built."""
+    try:
+        return tf.reshape(tf.convert_to_tensor(num_required, tf.int32), [-1])[0]
+    except (TypeError, ValueError):
+        return tf.constant(0)

@@ -7,55 +7,63 @@ tickets of exactly those gradients that are in the round. The blocks behind them
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import threading
 import weakref
-from typing import Any
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradquorum.engine import get_engine
-from gradquorum.engine.interface import Block
 from gradquorum.errors import InvalidArgumentError
 from gradquorum.specs import Options, RoundSpec, SparseSpec
+from gradquorum.tensorflow.gates import Gate, Held, Round
+from gradquorum.tensorflow.lifelines import lifeline
+from gradquorum.tensorflow.sessions import AbstractSessionObserver, observe_sessions
 from gradquorum.validation import check_row_shape, check_sparse
 
 __all__ = ["TicketStore", "open_store"]
 
-STALE_AFTER = 32
-"""A gradient that passed its gate is stale when so many takes that began afterwards have ended without it.
-
-One would be enough if no operation could be late: a take that the gate has served may still be on its way here.
-"""
-REFUSED_AFTER = 1024
-"""The same for one that nobody has seen pass: its gate refused it, its session ended, or it is still on its way."""
-
 _tickets = itertools.count()
+_take_numbers = itertools.count()
+"""Of all stores, as the marks of a session are for all that it has."""
 _stores: weakref.WeakKeyDictionary[Any, weakref.WeakValueDictionary[tuple[str, str], TicketStore]]
 _stores = weakref.WeakKeyDictionary()
 """Those with a shared name, by graph, container and name."""
 _stores_lock = threading.Lock()
 
 
-class _Held:
-    """One gradient. `begun` is the number of takes of its gate that had begun when it was last heard of."""
+class Offered(NamedTuple):
+    """What `TicketStore.offer` returns."""
 
-    __slots__ = ("arrived", "begun", "block", "gate", "missed", "row_shape", "seems_counted")
-
-    def __init__(self, gate: int, block: Block, row_shape: tuple[int, ...] | None, begun: int) -> None:
-        self.gate = gate
-        self.block = block
-        self.row_shape = row_shape
-        self.begun = begun
-        self.arrived = self.seems_counted = False
-        self.missed = 0
+    ticket: int
+    row: NDArray[np.float16]
+    line: NDArray[np.int64]
+    """Its lifeline until it arrives."""
 
 
-class TicketStore:
-    """Holds blocks by ticket, for all gates of one accumulator.
+class BegunTake(NamedTuple):
+    """What `TicketStore.begin_take` returns."""
 
-    Guarded by ``_lock``: ``_held``, what is in it, and ``_begun``.
+    number: int
+    unsure: NDArray[np.int64]
+    """Earlier takes that have ended, delivered or not: the session knows."""
+    line: NDArray[np.int64]
+    """Its lifeline until it is marked as delivered."""
+
+
+class TicketStore(AbstractSessionObserver):
+    """Holds blocks by ticket, for the gates of one accumulator, by the number of their session.
+
+    Runs of a session may end between any two operations. Lifelines tell, in any thread and at any moment, so all that
+    they do is append to ``_cuts``: the next call settles them, or they themselves if there is none.
+
+    Guarded by ``_lock``: ``_gates`` and all that is in them. ``_cuts`` may be appended to without it.
     """
 
     def __init__(self, spec: SparseSpec) -> None:
@@ -63,16 +71,25 @@ class TicketStore:
         self.spec = spec
         self._reducer = get_engine().sparse_reducer(round_spec.reducer_specs()[0])
         self._lock = threading.Lock()
-        self._held: dict[int, _Held] = {}
-        self._begun: dict[int, int] = {}
-        """The takes that have begun, by gate."""
+        self._gates: defaultdict[int, Gate] = defaultdict(Gate)
+        self._cuts: deque[Callable[[], object]] = deque()
+        observe_sessions(self)
 
     @property
     def num_held(self) -> int:
         """The gradients whose fate is not known yet."""
-        return len(self._held)
+        with self._locked():
+            return sum(len(gate.held) for gate in self._gates.values())
 
-    def offer(self, gate: int, indices: Any, values: Any, shape: Any, local_step: Any) -> tuple[int, NDArray[Any]]:
+    @property
+    def num_waiting(self) -> int:
+        """The takes that have begun and of which no decision is known."""
+        with self._locked():
+            return sum(len(gate.waiting) for gate in self._gates.values())
+
+    # Applies
+
+    def offer(self, gate: int, indices: Any, values: Any, shape: Any, local_step: Any) -> Offered:
         """Check a gradient, put it in order and keep it; return its ticket and the row that its gate is to see.
 
         That row is empty but for its shape, by which the gate compares the rows of a round.
@@ -92,53 +109,160 @@ class TicketStore:
         seen = self._row_shape_of_empty(expected) if row_shape is None else row_shape
         block = self._reducer.block(gradient.indices, gradient.values, lend=not gradient.borrowed)
         ticket = next(_tickets)
-        with self._lock:
-            self._held[ticket] = _Held(gate, block, row_shape, self._begun.get(gate, 0))
-        return ticket, np.zeros((1, *seen), np.float16)
+        line = self._lifeline(TicketStore._cut_apply, gate, ticket)
+        with self._locked():
+            state = self._gates[gate]
+            state.held[ticket] = Held(block, row_shape, state)
+        return Offered(ticket, np.zeros((1, *seen), np.float16), line)
 
-    def arrive(self, ticket: int, *, seems_counted: bool) -> None:
+    def arrive(self, gate: int, ticket: int, *, seems_counted: bool) -> None:
         """Note that the gate has let a ticket pass: it has counted it, or dropped it as stale.
 
-        Which of the two can only be guessed, as the gate's count may change meanwhile; only messages depend on it.
+        Args:
+            gate: at which that was.
+            ticket: of the gradient.
+            seems_counted: whether the gate's count was higher afterwards. Other gradients may have raised it, and
+                takes lowered it: only if there was none meanwhile is it certain that this gradient was dropped.
         """
-        with self._lock:
-            held = self._held.get(ticket)
-            if held is not None:
-                held.arrived, held.seems_counted = True, seems_counted
-                held.begun, held.missed = self._begun.get(held.gate, 0), 0
+        with self._locked():
+            state = self._gates[gate]
+            held = state.held.get(ticket)
+            if held is None or held.has_arrived:
+                return
+            if not seems_counted and held.is_quiet and held.begun == state.begun:
+                del state.held[ticket]
+                return
+            held.has_arrived, held.seems_counted, held.begun = True, seems_counted, state.begun
 
-    def begin_take(self, gate: int) -> int:
-        """Note that a take is about to wait at its gate, and return its number there."""
-        with self._lock:
-            number = self._begun.get(gate, 0)
-            self._begun[gate] = number + 1
-        return number
+    def _cut_apply(self, gate: int, ticket: int) -> None:
+        state = self._gates.get(gate)
+        held = state and state.held.get(ticket)
+        if state and held and not held.has_arrived:  # refused by the gate, or cut off behind it
+            held.has_arrived, held.begun = True, state.begun
 
-    def finish_take(self, gate: int, number: int, tickets: NDArray[Any]) -> list[NDArray[Any]]:
-        """Return the merged gradient of the tickets, in order of offering: indices, values, shape.
+    # Takes
+
+    def begin_take(self, gate: int) -> BegunTake:
+        """Begin a take."""
+        with self._locked():
+            state = self._gates[gate]
+            number = next(_take_numbers)
+            line = self._lifeline(TicketStore._cut_take, gate, number)
+            state.begun = number + 1
+            state.rounds[number] = None
+            state.waiting.add(number)
+            unsure = np.array(list(state.unsure), np.int64)
+        return BegunTake(number, unsure, line)
+
+    def resolve(self, gate: int, number: int, num_required: int, unsure: NDArray[Any], delivered: NDArray[Any]) -> bool:
+        """Settle the rounds of takes that had ended; return whether this take gets one that was not delivered.
+
+        Else it is to wait at its gate.
+
+        Args:
+            gate: of the session.
+            number: of the take.
+            num_required: of the take.
+            unsure: what `begin_take` asked of.
+            delivered: which of these are marked in the session.
+        """
+        with self._locked():
+            state = self._gates[gate]
+            for other, is_delivered in zip(unsure, delivered, strict=True):
+                round_ = state.unsure.pop(int(other), None)
+                if round_ is not None and not is_delivered:
+                    state.keep(round_)
+            if not state.undelivered or num_required < 1:
+                return False
+            state.rounds[number] = state.undelivered.pop(0)
+            state.end_wait(number, is_served=False)
+            return True
+
+    def merge_take(self, gate: int, number: int, tickets: NDArray[Any]) -> list[NDArray[Any]]:
+        """Merge the round of a take, that of its tickets unless it has one, and return indices, values, shape.
 
         Raises:
-            MemoryError: there is no memory for the result. The round is gone, as it would be in TensorFlow.
+            MemoryError: there is no memory for the result. The round is kept for the next take.
         """
-        with self._lock:
-            round_ = [self._held.pop(int(ticket), None) for ticket in tickets]
-            self._forget_missed(gate, number)
-        present = [held for held in round_ if held is not None]
-        if len(present) < len(round_):
-            raise RuntimeError(
-                f"take_grad: {len(round_) - len(present)} of {len(round_)} gradients of the round are not here; the "
-                "session must run in the process that built the graph, and no operation may be hours late"
-            )
-        known = (held.row_shape for held in present if held.row_shape is not None)
+        with self._locked():
+            state = self._gates[gate]
+            round_ = state.rounds[number]
+            if round_ is None:
+                held = [state.held.pop(int(ticket), None) for ticket in tickets]
+                state.end_wait(number, is_served=True)
+                present = [each for each in held if each is not None]
+                if len(present) < len(held):
+                    raise RuntimeError(
+                        f"take_grad: {len(held) - len(present)} of {len(held)} gradients of the round are not here; "
+                        "the session must run in the process that built the graph"
+                    )
+                state.keep(Round(present))
+                round_ = state.rounds[number] = state.undelivered.pop(0)
+        if round_.merged is None:
+            round_.merged = self._merge(round_.held)
+        return round_.merged
+
+    def _cut_take(self, gate: int, number: int) -> None:
+        state = self._gates.get(gate)
+        if state is not None and number in state.rounds:
+            round_ = state.rounds.pop(number)
+            state.end_wait(number, is_served=False)
+            if round_ is not None and round_.merged is not None:
+                state.unsure[number] = round_
+            elif round_ is not None:
+                state.keep(round_)
+
+    def _merge(self, round_: list[Held]) -> list[NDArray[Any]]:
+        known = (held.row_shape for held in round_ if held.row_shape is not None)
         dims = tuple(size or 0 for size in self.spec.shape[1:])
-        indices, values, _ = self._reducer.merge([held.block for held in present], next(known, dims), len(present))
+        indices, values, _ = self._reducer.merge([held.block for held in round_], next(known, dims), len(round_))
         rows = self.spec.shape[0] if self.spec.shape else None
         return [indices, values, np.array((-1 if rows is None else rows, *values.shape[1:]), np.int64)]
 
+    # Ends
+
+    def session_gone(self, number: int) -> None:
+        self._cut(lambda: self._gates.pop(number, None))
+
+    def _lifeline(self, cut: Callable[[TicketStore, int, int], None], gate: int, number: int) -> NDArray[np.int64]:
+        reference = weakref.ref(self)
+
+        def on_cut() -> None:
+            store = reference()
+            if store is not None:
+                store._cut(functools.partial(cut, store, gate, number))
+
+        return lifeline(on_cut)
+
+    def _cut(self, cut: Callable[[], object]) -> None:
+        self._cuts.append(cut)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Do what lifelines have noted, unless another thread, or this one further up, is about to do it."""
+        while self._cuts and self._lock.acquire(blocking=False):
+            try:
+                self._do_cuts()
+            finally:
+                self._lock.release()
+
+    def _do_cuts(self) -> None:
+        while self._cuts:
+            self._cuts.popleft()()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            with self._lock:
+                self._do_cuts()
+                yield
+        finally:
+            self._settle()
+
     def _row_shape_of_round(self, gate: int) -> tuple[int, ...] | None:
         """Return what rows must be like in the open round, as far as can be known before the gate has spoken."""
-        with self._lock:
-            shapes = [held.row_shape for held in self._held.values() if held.gate == gate and held.seems_counted]
+        with self._locked():
+            shapes = [held.row_shape for held in self._gates[gate].held.values() if held.seems_counted]
         return next((shape for shape in reversed(shapes) if shape is not None), None)
 
     def _row_shape_of_empty(self, expected: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -152,17 +276,6 @@ class TicketStore:
                 "in a graph, give an empty gradient the shape [0, *row]"
             )
         return known
-
-    def _forget_missed(self, gate: int, number: int) -> None:
-        """Drop what so many takes have passed by. Its gate has dropped it before."""
-        stale = []
-        for ticket, held in self._held.items():
-            if held.gate == gate and held.begun <= number:
-                held.missed += 1
-                if held.missed >= (STALE_AFTER if held.arrived else REFUSED_AFTER):
-                    stale.append(ticket)
-        for ticket in stale:
-            del self._held[ticket]
 
 
 def open_store(spec: SparseSpec, graph: Any, container: str, shared_name: str | None) -> TicketStore:

@@ -1,0 +1,71 @@
+"""Takes of a `tf.function`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from typing import Any
+
+import tensorflow as tf
+
+from gradquorum.tensorflow.backend import as_tensor, plain
+from gradquorum.tensorflow.offers import Offers
+from gradquorum.tensorflow.operations import AbstractWait, as_list
+
+__all__ = ["FunctionWait"]
+
+_numbers = itertools.count()
+
+
+class FunctionWait(AbstractWait):
+    """Waits for a queue of TensorFlow's, which is fed when the take has ended.
+
+    A Python operation that waited would hold one of the few threads that run all operations: 8 waiting takes kept an
+    apply waiting until they ended. Waiting for a queue holds none.
+    """
+
+    def __init__(self) -> None:
+        self._queues: dict[int, Any] = {}
+        """The queue of each take."""
+        self._dead: list[Any] = []
+        """Queues to be destroyed. Both are changed by single calls of theirs."""
+
+    def build(self, offers: Offers, num_required: Any, empty: list[Any]) -> list[Any]:
+        begin, fetch = functools.partial(self._begin, offers), functools.partial(self._fetch, offers)
+        number, line, queue = tf.py_function(begin, [num_required], [tf.int64, tf.int64, tf.resource])
+        woken = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.bool])
+        with tf.control_dependencies(woken):
+            return list(tf.numpy_function(fetch, [number, line], [array.dtype for array in empty]))
+
+    def ended(self, number: int) -> None:
+        tf.raw_ops.QueueEnqueueV2(handle=self._queues[number], components=[tf.constant(True)])
+
+    def gone(self, number: int) -> None:
+        self._dead.append(self._queues.pop(number))
+
+    # What operations call
+
+    def _begin(self, offers: Offers, num_required: Any) -> tuple[int, Any, Any]:
+        self._destroy_dead()
+        number = next(_numbers)
+        queue = tf.raw_ops.FIFOQueueV2(
+            component_types=[tf.bool], shapes=[[]], capacity=1, shared_name=f"gradquorum_take_{number}"
+        )
+        self._queues[number] = queue
+        try:
+            return number, as_tensor(offers.begin(number, plain(num_required))), queue
+        except BaseException:
+            self.gone(number)
+            raise
+
+    def _fetch(self, offers: Offers, number: Any, _line: Any) -> list[Any]:
+        try:
+            return as_list(offers.fetch(int(number)))
+        finally:
+            self._destroy_dead()
+
+    def _destroy_dead(self) -> None:
+        while self._dead:
+            with contextlib.suppress(IndexError):  # another thread may be quicker
+                tf.raw_ops.DestroyResourceOp(resource=self._dead.pop())

@@ -1,0 +1,89 @@
+"""Takes of sessions from a round that is not in their graph: it lives on a server."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from gradquorum.tensorflow.backend import as_tensor, plain
+from gradquorum.tensorflow.offers import Offers
+from gradquorum.tensorflow.operations import AbstractWait, as_list
+from gradquorum.tensorflow.sessions import check_running
+
+__all__ = ["SessionWait"]
+
+LOOK_SECONDS = 0.1
+"""How long a look keeps the thread that it holds, and its session from ending."""
+
+_numbers = itertools.count()
+_changed = threading.Condition()
+_ended: set[int] = set()
+"""The takes, of whatever accumulator, of which there is something to fetch. Guarded by ``_changed``."""
+
+
+class SessionWait(AbstractWait):
+    """Looks, again and again, whether a round has come for a take that is in the line of its accumulator.
+
+    A Python operation can neither be cancelled nor wait without holding one of the session's threads, which applies
+    need. So the takes of a session look in turn: the one that holds the mutex, whose waiting holds no thread and ends
+    with its run. A look ends as soon as a round has come for anybody, whose turn it then may be.
+    """
+
+    def __init__(self) -> None:
+        self._turn = tf.raw_ops.MutexV2(shared_name="gradquorum_turn")
+
+    def build(self, offers: Offers, num_required: Any, empty: list[Any]) -> list[Any]:
+        begin = functools.partial(self._begin, offers)
+        number, line = tf.py_function(begin, [num_required], [tf.int64, tf.int64])
+
+        def try_to_fetch(*_: Any) -> list[Any]:
+            lock = tf.raw_ops.MutexLock(mutex=self._turn)
+            with tf.control_dependencies([lock]):
+                has_ended = tf.numpy_function(functools.partial(self._look, offers), [number], tf.bool)
+            with tf.control_dependencies([has_ended]):
+                unlock = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+            with tf.control_dependencies([unlock]):
+                is_running = check_running()
+            with tf.control_dependencies([is_running]):
+                fetch = functools.partial(self._fetch, offers, empty)
+                done, *result = tf.numpy_function(
+                    fetch, [has_ended, number, line], [tf.bool, *(array.dtype for array in empty)]
+                )
+            return [tf.ensure_shape(done, []), *result]
+
+        _, *result = tf.while_loop(
+            lambda done, *_: tf.logical_not(done),
+            try_to_fetch,
+            [tf.constant(False), *map(tf.constant, empty)],
+            shape_invariants=[tf.TensorShape([]), *[tf.TensorShape(None)] * len(empty)],
+        )
+        return list(result)
+
+    def ended(self, number: int) -> None:
+        with _changed:
+            _ended.add(number)
+            _changed.notify_all()
+
+    def gone(self, number: int) -> None:
+        with _changed:
+            _ended.discard(number)
+
+    # What operations call
+
+    def _begin(self, offers: Offers, num_required: Any) -> tuple[int, Any]:
+        number = next(_numbers)
+        return number, as_tensor(offers.begin(number, plain(num_required)))
+
+    def _look(self, offers: Offers, number: Any) -> Any:
+        """Wait a moment for the round of this take, but not if there is one of another."""
+        with _changed:
+            _changed.wait_for(lambda: _ended, LOOK_SECONDS)
+        return np.bool_(offers.has_ended(int(number)))
+
+    def _fetch(self, offers: Offers, empty: list[Any], has_ended: Any, number: Any, _line: Any) -> list[Any]:
+        return [True, *as_list(offers.fetch(int(number)))] if has_ended else [False, *empty]

@@ -1,0 +1,107 @@
+"""Takes of operations whose run may end at any moment: nothing is lost, and nobody waits for them."""
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+
+import gradquorum as gq
+from tests.support import TIMEOUT, wait_until
+
+pytestmark = [pytest.mark.frameworks]
+
+
+@pytest.fixture
+def acc(target):
+    with gq.SparseConditionalAccumulator("float32", [5, 1], target=target) as acc:
+        yield acc
+
+
+@pytest.fixture
+def offers(gqtf, acc):
+    from gradquorum.tensorflow.offers import AbstractListener, Offers
+
+    class Listener(AbstractListener):
+        def __init__(self):
+            self.all_ended, self.all_gone = [], []
+            self.wake = threading.Semaphore(0)
+
+        def ended(self, number):
+            self.all_ended.append(number)
+            self.wake.release()
+
+        def gone(self, number):
+            self.all_gone.append(number)
+
+    listener = Listener()
+    offers = Offers(acc, listener)
+    offers.listener, offers.numbers = listener, itertools.count()
+    return offers
+
+
+def begin(offers, num_required=1):
+    number = next(offers.numbers)
+    return number, offers.begin(number, num_required)
+
+
+def offer(acc, value):
+    acc.apply_grad([1], np.float32([[value]]), local_step=None)
+
+
+def test_round_is_announced_and_fetched(acc, offers):
+    number, _line = begin(offers)
+    assert not offers.has_ended(number)
+    offer(acc, 5.0)
+    assert offers.listener.wake.acquire(timeout=TIMEOUT)
+    assert offers.has_ended(number)
+    assert offers.fetch(number).values.tolist() == [[5.0]]
+    assert (offers.listener.all_ended, offers.listener.all_gone) == ([number], [number])
+    assert acc.num_undelivered == 0
+
+
+def test_take_that_is_cut_off_while_it_waits_leaves_its_line(acc, offers):
+    number, line = begin(offers)
+    del line
+    offer(acc, 5.0)
+    assert (acc.num_accumulated(), acc.global_step) == (1, 0)
+    assert acc.take_grad(1, timeout=TIMEOUT).values.tolist() == [[5.0]]
+    assert (offers.listener.all_ended, offers.listener.all_gone) == ([], [number])
+
+
+def test_round_of_a_take_that_is_cut_off_goes_back(acc, offers):
+    _, line = begin(offers)
+    offer(acc, 5.0)
+    assert offers.listener.wake.acquire(timeout=TIMEOUT)
+    del line
+    offer(acc, 6.0)
+    assert acc.take_grad(1, timeout=TIMEOUT).values.tolist() == [[5.0]]
+    assert acc.take_grad(1, timeout=TIMEOUT).values.tolist() == [[6.0]]
+
+
+def test_takes_are_in_line_in_the_order_in_which_they_began(acc, offers):
+    (first, _line), (second, _other_line) = begin(offers, 3), begin(offers, 1)
+    for value in (1.0, 2.0):
+        offer(acc, value)
+    assert not offers.listener.all_ended
+    offer(acc, 3.0)
+    assert offers.listener.wake.acquire(timeout=TIMEOUT)
+    assert offers.listener.all_ended == [first]
+    assert offers.fetch(first).values.tolist() == [[2.0]]
+    offer(acc, 4.0)
+    assert offers.listener.wake.acquire(timeout=TIMEOUT)
+    assert offers.fetch(second).values.tolist() == [[4.0]]
+
+
+def test_end_of_the_accumulator_is_announced(acc, offers):
+    number, _line = begin(offers)
+    acc.close()
+    wait_until(lambda: offers.has_ended(number))
+    with pytest.raises(gq.CancelledError, match="TakeGrad operation was cancelled"):
+        offers.fetch(number)
+
+
+def test_take_that_cannot_begin_leaves_nothing(acc, offers):
+    with pytest.raises(gq.InvalidArgumentError):
+        begin(offers, 0)
+    assert not offers._takes
