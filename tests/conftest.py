@@ -66,6 +66,7 @@ class Maker:
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
+    parser.addoption("--engine", choices=available_engines(), help="leave out the tests that run on another engine")
     parser.addoption("--require-all", action="store_true", help="run slow tests, and count a skipped test as failed")
 
 
@@ -81,13 +82,15 @@ def pytest_configure(config):
         config.addinivalue_line("filterwarnings", "error")
 
 
+def _param(item, name, default):
+    """Return a parameter of a test, if it has that."""
+    return item.callspec.params.get(name, default) if hasattr(item, "callspec") else default
+
+
 def _is_twin(item):
     """Whether the test differs from another one only in the engine of a server."""
-    params = item.callspec.params if hasattr(item, "callspec") else {}
-    return (
-        params.get("target", "local") != "local"
-        and params.get("engine", available_engines()[-1]) != available_engines()[-1]
-    )
+    default = available_engines()[-1]
+    return _param(item, "target", "local") != "local" and _param(item, "engine", default) != default
 
 
 IN_PROCESS = {"round_of", "GatedMerges", "reducer_class", "clock", "growth", "_fail_allocation_after"}
@@ -98,22 +101,27 @@ LONG_SECONDS = 10.0
 
 def _is_not_for_ray(item):
     """Whether a test is one of a round on Ray that cannot be, or that differs little from another one."""
-    if not hasattr(item, "callspec") or item.callspec.params.get("target") != "ray":
+    if _param(item, "target", "local") != "ray":
         return False
-    params = item.callspec.params
     if item.path.parent.name == "parity":
         return True  # thousands of calls of which the other targets show the same
-    if _is_twin(item) or params.get("seconds", 0.0) > LONG_SECONDS:
+    if _is_twin(item) or _param(item, "seconds", 0.0) > LONG_SECONDS:
         return True
-    if params.get("other", available_engines()[-1]) != available_engines()[-1]:
+    default = available_engines()[-1]
+    if _param(item, "other", default) != default:
         return True  # between the engines there are files, which other targets have shown
     return bool(IN_PROCESS & {*item.function.__code__.co_names, *item.fixturenames})
 
 
 def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items if not _is_not_for_ray(item)]
+    engine = config.getoption("--engine")
+    if engine is not None:
+        others = [item for item in items if _param(item, "engine", engine) != engine]
+        items[:] = [item for item in items if _param(item, "engine", engine) == engine]
+        config.hook.pytest_deselected(items=others)
     for item in items:
-        if hasattr(item, "callspec") and item.callspec.params.get("target") == "ray":
+        if _param(item, "target", "local") == "ray":
             item.add_marker(pytest.mark.ray)
         if item.get_closest_marker("ray"):
             item.add_marker(pytest.mark.slow)

@@ -98,7 +98,9 @@ class Merger {
     ThreadPool::run(spread ? spec_.num_threads : 1, num_pieces, [&](std::size_t i) {  // Nothing throws here.
       const std::size_t r = range_of(i);
       gather(i, r, out);
-      if (options_.consume && left_.as<std::atomic<std::size_t>>()[r].fetch_sub(1) == 1) partition_.discard(r);
+      // No more than the result takes: pages given back have to be faulted in again by the next round.
+      const bool may_discard = options_.consume && partition_.rows_before(r) < out.num_rows;
+      if (may_discard && left_.as<std::atomic<std::size_t>>()[r].fetch_sub(1) == 1) partition_.discard(r);
     });
     return out;
   }
