@@ -65,7 +65,6 @@ class Maker:
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
-    parser.addoption("--engine", choices=available_engines(), help="leave out the tests that run on another engine")
     parser.addoption("--require-all", action="store_true", help="run slow tests, and count a skipped test as failed")
 
 
@@ -81,23 +80,16 @@ def pytest_configure(config):
         config.addinivalue_line("filterwarnings", "error")
 
 
-def _param(item, name, default):
-    """Return a parameter of a test, if it has that."""
-    return item.callspec.params.get(name, default) if hasattr(item, "callspec") else default
-
-
 def _is_twin(item):
     """Whether the test differs from another one only in the engine of a server."""
-    default = available_engines()[-1]
-    return _param(item, "target", "local") != "local" and _param(item, "engine", default) != default
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    return (
+        params.get("target", "local") != "local"
+        and params.get("engine", available_engines()[-1]) != available_engines()[-1]
+    )
 
 
 def pytest_collection_modifyitems(config, items):
-    engine = config.getoption("--engine")
-    if engine is not None:
-        others = [item for item in items if _param(item, "engine", engine) != engine]
-        items[:] = [item for item in items if _param(item, "engine", engine) == engine]
-        config.hook.pytest_deselected(items=others)
     for item in items:
         if _is_twin(item):
             item.add_marker(pytest.mark.slow)
