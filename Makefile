@@ -135,10 +135,10 @@ sanitize-cpp: $(MAIN)/.package
 # The interpreter itself is not instrumented, so the runtime must be loaded before it, and libstdc++ with it (the runtime wraps
 # the throwing of exceptions). Leaks are not reported: the interpreter's own would drown ours. PYTHONMALLOC gives each object its own bounds.
 # Tests ask for more memory than there is; that is an answer, no report.
-# The reference engine is Python. --capture=sys: a report is written to the descriptor itself, and must be seen.
+# --capture=sys: a report is written to the descriptor itself, and must be seen.
 sanitize-python: $(SANITIZED)/.group-test
 	$(call check_engine,$(INSTRUMENTED))
-	$(INSTRUMENTED) -m pytest tests --capture=sys -m "not slow and not frameworks" --engine native -o timeout=600 $(PYTEST_ARGS)
+	$(INSTRUMENTED) -m pytest tests --capture=sys -m "not slow and not frameworks" -o timeout=600 $(PYTEST_ARGS)
 
 INSTRUMENTED = LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc $(SANITIZED)/bin/python

@@ -66,7 +66,6 @@ class Maker:
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
-    parser.addoption("--engine", choices=available_engines(), help="leave out the tests that run on another engine")
     parser.addoption("--require-all", action="store_true", help="run slow tests, and count a skipped test as failed")
 
 
@@ -115,11 +114,6 @@ def _is_not_for_ray(item):
 
 def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items if not _is_not_for_ray(item)]
-    engine = config.getoption("--engine")
-    if engine is not None:
-        others = [item for item in items if _param(item, "engine", engine) != engine]
-        items[:] = [item for item in items if _param(item, "engine", engine) == engine]
-        config.hook.pytest_deselected(items=others)
     for item in items:
         if _param(item, "target", "local") == "ray":
             item.add_marker(pytest.mark.ray)

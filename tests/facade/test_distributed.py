@@ -204,7 +204,7 @@ def test_takes_of_sessions_are_served_in_the_order_in_which_they_began(
         acc = gqtf.SparseConditionalAccumulator("float32", [5, 1], shared_name=name, target=server.address)
         number = v1.placeholder(tf.int32)
         take = acc.take_grad(number).values
-    line = server.rounds._rounds[name].round._queue
+    line = server._service.rounds._rounds[name].round._queue
     needs = (3, 1, 2, 1)
     with in_graph.session() as one, v1.Session(graph=in_graph.graph) as two:
         takes = []

@@ -236,6 +236,20 @@ def test_change_that_cannot_be_saved_is_of_unknown_outcome_and_may_be_sent_again
             assert_rows(sparse(other).take_grad(1), [0], [1.0])
 
 
+def test_state_of_a_round_that_cannot_be_saved_leaves_no_descriptor(folder, monkeypatch):
+    with serving(folder, every=0) as server:
+        acc = sparse(server)
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoints, "write_checkpoint", fail)
+            with pytest.raises(gq.UnavailableError):
+                accept(acc, [0], [1.0])
+            before = len(os.listdir("/proc/self/fd"))
+            for _ in range(5):
+                with pytest.raises(gq.UnavailableError, match="No space left"):
+                    acc.state_dict()
+            assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_round_that_cannot_be_saved_is_not_handed_out(folder, monkeypatch):
     with serving(folder) as server:
         acc = sparse(server)

@@ -156,7 +156,7 @@ class Link:
         try:
             reply = answer(self, message)
             if self.server.keeps:
-                self._keep(message)
+                self._keep(message, reply)
             return reply
         except (BrokenChannel, msgspec.MsgspecError, ValueError) as error:
             if not isinstance(error, GradQuorumError):
@@ -167,8 +167,8 @@ class Link:
                 _logger.exception("a request failed because of an error in the server")
             return to_failure(error)
 
-    def _keep(self, message: Any) -> None:
-        """Save what the reply is about to say, if it must be.
+    def _keep(self, message: Any, reply: Any) -> None:
+        """Save what the reply is about to say, if it must be. If that fails, the reply's descriptor is closed.
 
         Raises:
             UnavailableError: it has happened, and could not be saved.
@@ -177,7 +177,11 @@ class Link:
         if is_discard or isinstance(message, _STEPS) or (self.server.keeps_each and isinstance(message, _CHANGES)):
             try:
                 self.session.get(message.handle)[0].save()
-            except GradQuorumError as error:
+            except BaseException as error:
+                if type(reply) is tuple and reply[1] is not None:
+                    os.close(reply[1])
+                if not isinstance(error, GradQuorumError):
+                    raise
                 raise UnavailableError(f"{error}. It has changed all the same", outcome_known=False) from error
 
     def _send(self, reply: Any, descriptor: int | None) -> None:
