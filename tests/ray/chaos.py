@@ -36,21 +36,30 @@ class Board:
 
     def __init__(self):
         self.receipts = Counter()
+        self.highest = Counter()
         self.named = Counter()
+        self.events = []
         self.stop = False
 
-    def accepted(self, worker, sequence):
-        self.receipts[worker, sequence] += 1
-        return self.stop
+    def begin(self, worker, sequence):
+        self.events.append((worker, sequence, "first of this life"))
 
-    def lost(self, resend):
-        self.named.update(resend)
+    def accepted(self, worker, sequence, receipt):
+        self.receipts[worker, sequence] += 1
+        self.events.append((worker, sequence, receipt))
+        self.highest[worker] = max(self.highest[worker], sequence)
+        # Who takes the place of a killed worker begins further back, if the round was void: it has to get as far.
+        return self.stop and sequence >= self.highest[worker]
+
+    def lost(self, worker, sequence, error):
+        self.named.update(error.resend)
+        self.events.append((worker, sequence, error))
 
     def end(self):
         self.stop = True
 
     def read(self):
-        return self.receipts, self.named
+        return self.receipts, self.named, self.events
 
 
 @ray.remote(num_cpus=0)
@@ -60,17 +69,18 @@ class Worker:
         acc = gq.attach(name, "ray")
         todo = []
         following = acc.last_sequence(worker) + 1  # nothing of ours can be lost yet
+        ray.get(board.begin.remote(worker, following))
         while True:
             sequence = todo.pop(0) if todo else following
             try:
                 receipt = offer(acc, worker, sequence)
             except gq.UnavailableError as error:
-                ray.get(board.lost.remote(error.resend))
+                ray.get(board.lost.remote(worker, sequence, error))
                 todo = sorted({*todo, sequence, *(lost for _, lost in error.resend)})  # the window is 64 wide
                 continue
             following = max(following, sequence + 1)
             assert (receipt.first_status or receipt.status) is gq.ApplyStatus.ACCEPTED, receipt
-            if receipt and ray.get(board.accepted.remote(worker, sequence)) and not todo:
+            if receipt and ray.get(board.accepted.remote(worker, sequence, receipt)) and not todo:
                 return sequence
 
 
@@ -170,10 +180,13 @@ class Chaos:
         self.check(last)
 
     def check(self, last):
-        receipts, named = ray.get(self.board.read.remote())
+        receipts, named, events = ray.get(self.board.read.remote())
         assert set(self.taken.values()) == {1}, "a gradient was in two takes"
         for (worker, sequence), times in receipts.items():
-            assert self.taken[worker, sequence] == 1, f"gradient {sequence} of worker {worker} is in no take"
+            if not self.taken[worker, sequence]:
+                near = [event for event in events if event[0] == worker and abs(event[1] - sequence) < 4]
+                lines = "\n".join(f"{offered}: {what}" for _, offered, what in near)
+                raise AssertionError(f"gradient {sequence} of worker {worker} is in no take:\n{lines}")
             # Each further receipt was for one that is named, or that its worker did not live to hear of.
             assert times - 1 <= named[worker, sequence] + self.replaced[worker], (worker, sequence, times)
             if not self.replaced[worker]:

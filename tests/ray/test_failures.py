@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import gradquorum as gq
+from gradquorum.targets.ray.ground import Ground
 from gradquorum.targets.ray.records import Rows
 from gradquorum.targets.ray.wire import pack_rows
 from tests.support import Call, assert_rows, wait_for_waiters, wait_until
@@ -185,6 +186,80 @@ def test_taker_that_dies_loses_no_round(ray_cluster, make):
         ray_cluster.get(Taker.remote().take.remote(acc))
     assert_rows(acc.take_grad(1, timeout=30), [1, 50], [1, 1])
     assert acc.global_step == 1
+
+
+def test_taker_that_dies_with_its_result_does_not_leave_it_to_the_next(ray_cluster, make):
+    acc = make()
+    assert offer(acc, 1, 0)
+
+    @ray_cluster.remote(num_cpus=0)
+    class Taker:
+        def take(self, acc):  # in its main thread: until it takes again it might still give the round back
+            return acc.take_grad(1).num_gradients, acc._target._client.token
+
+        def die(self):
+            os._exit(1)
+
+    taker = Taker.remote()
+    number, _ = ray_cluster.get(taker.take.remote(acc))
+    assert number == 1
+    sessions = acc._target._ask("num_sessions")
+    taker.die.remote()
+    wait_until(lambda: acc._target._ask("num_sessions") < sessions, "the end of its session")
+    assert acc.num_undelivered == 0
+    assert offer(acc, 1, 1, local_step=None)
+    assert_rows(acc.take_grad(1, timeout=30), [1, 50], [1, 10])
+
+
+@pytest.mark.parametrize("hears", ["when it offers", "when it asks again"])
+def test_who_takes_the_place_of_a_dead_worker_hears_what_that_had_offered(ray_cluster, make, strike, hears):
+    acc = make()
+
+    @ray_cluster.remote(num_cpus=0)
+    class Worker:
+        def work(self, acc):
+            assert offer(acc, 1, 0)
+            assert offer(acc, 1, 1)
+
+        def die(self):
+            os._exit(1)
+
+    worker = Worker.remote()
+    ray_cluster.get(worker.work.remote(acc))
+    worker.die.remote()
+    assert acc.last_sequence(1) == 1  # whether the death has been noticed or not
+    strike(acc)
+    error = hear(offer, acc, 1, 2) if hears == "when it offers" else hear(acc.last_sequence, 1)
+    assert error.resend == ((1, 0), (1, 1))
+    assert acc.last_sequence(1) == -1
+    for sequence in range(3):
+        assert offer(acc, 1, sequence)
+    assert_rows(acc.take_grad(3, timeout=30), [1, 50], [3, 111])
+
+
+def test_round_goes_on_for_who_is_silent_when_another_closes_after_a_restart(ray_cluster, make, actors, name):
+    acc = make()
+    coordinator, _ = actors(acc)
+    client = acc._target._client
+    before = client.incarnation
+
+    @ray_cluster.remote(num_cpus=0)
+    def attach_and_close():
+        gq.attach(name, "ray").close()
+
+    ray_cluster.kill(coordinator, no_restart=False)
+    ray_cluster.get(attach_and_close.remote())
+    wait_until(lambda: client.incarnation > before, "the next incarnation, though nothing is asked")
+    assert offer(acc, 1, 0)
+
+
+@pytest.mark.usefixtures("pooled")
+def test_shard_that_knows_nothing_of_the_incarnation_makes_the_round_void(ray_cluster, make):
+    acc = make()
+    assert offer(acc, 1, 0)
+    client = acc._target._client
+    ray_cluster.get(client.shards[0].begin.remote(Ground(None).record()[0]))  # as if it had been restarted unseen
+    assert hear(acc.apply_grad, list(range(100)), np.ones((100, 1)), worker=1, sequence=1).resend == ((1, 0),)
 
 
 def test_take_ends_when_the_workers_left_cannot_satisfy_it(ray_cluster, make):

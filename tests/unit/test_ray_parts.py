@@ -7,9 +7,11 @@ import gradquorum as gq
 from benchmarks.simulate_ray import Costs, Load, bounds, check, fit, on_one_machine, simulate
 from gradquorum.marks import NO_MARKS
 from gradquorum.receipts import ApplyReceipt, ApplyStatus
+from gradquorum.records import Contribution
 from gradquorum.targets.interface import Terms
+from gradquorum.targets.ray.ground import Ground
 from gradquorum.targets.ray.losses import Losses
-from gradquorum.targets.ray.records import Judged, Resumed
+from gradquorum.targets.ray.records import Judged, Resumed, Standing
 from gradquorum.targets.ray.splitting import join, shards_of, split
 
 
@@ -42,48 +44,140 @@ def judged(status=ApplyStatus.ACCEPTED, marks=None, serial=0, settled=0):
     return Judged(ApplyReceipt(status, 0, 0, 1), serial, settled, marks)
 
 
-def resumed(**marks):
-    return Resumed(2, "it died", marks, is_durable=False)
+def resumed(settled=None, **marks):
+    return Resumed(2, "it died", marks, settled, is_durable=False)
 
 
-def note(losses, worker, sequence, answer, thread=7):
-    losses.note(Terms(0, worker, sequence), answer, thread)
+def note(losses, worker, sequence, answer, incarnation=1, thread=7):
+    losses.note(Terms(0, worker, sequence), answer, thread, incarnation)
+
+
+def lost(losses, worker):
+    """Return what is reported of a worker, nothing if nothing is."""
+    try:
+        losses.report("it died", worker)
+    except gq.UnavailableError as error:
+        return [sequence for _, sequence in error.resend]
+    return []
+
+
+def marks_of(*sequences):
+    marks = NO_MARKS
+    for sequence in sequences:
+        marks = marks.judged(sequence, ApplyStatus.ACCEPTED)
+    return marks
 
 
 def test_losses_are_what_was_accepted_and_not_delivered_each_named_once():
     losses = Losses()
-    delivered = NO_MARKS.judged(0, ApplyStatus.ACCEPTED)
     for sequence in range(3):
-        note(losses, "a", sequence, judged(marks=delivered))
-    note(losses, "a", 3, judged(ApplyStatus.STALE, delivered))
+        note(losses, "a", sequence, judged(marks=marks_of(0)))
+    note(losses, "a", 3, judged(ApplyStatus.STALE, marks_of(0)))
     note(losses, "b", 5, judged())
     losses.report("nothing", "a")
-    losses.void(resumed(a=delivered.judged(2, ApplyStatus.ACCEPTED)))
-    with pytest.raises(gq.UnavailableError) as caught:
-        losses.report("it died", "a")
-    assert caught.value.resend == (("a", 1),)
-    losses.report("it died", "a")
+    losses.void(1, resumed(a=marks_of(0, 2)))
+    assert losses.owes("a") and not losses.owes("c")
+    assert lost(losses, "a") == [1]
+    assert lost(losses, "a") == []
     losses.report("it died", None)  # this is no thread that has offered anything
-    with pytest.raises(gq.UnavailableError) as caught:
-        losses.report("it died", "b")
-    assert caught.value.resend == (("b", 5),)
+    assert lost(losses, "b") == [5]
 
 
 def test_losses_without_a_sequence_are_counted_until_their_round_was_delivered():
     losses = Losses()
-    for serial, settled in ((0, 0), (0, 0), (1, 1)):
-        losses.note(Terms(0), judged(serial=serial, settled=settled), 7)
-    losses.void(resumed())
+    for serial, settled in ((0, 0), (0, 0), (1, 1), (2, 1)):
+        losses.note(Terms(0), judged(serial=serial, settled=settled), 7, 1)
+    losses.void(1, resumed(settled=2))
     with pytest.raises(gq.UnavailableError) as caught:
         losses.report("it died", None)
     assert (caught.value.num_lost, caught.value.resend) == (1, ())
 
 
+def test_receipt_that_comes_after_the_end_of_its_incarnation_is_lost_unless_delivered():
+    losses = Losses()
+    losses.void(1, resumed(settled=3, a=marks_of(0)))
+    for sequence in (0, 1):
+        note(losses, "a", sequence, judged())
+    losses.note(Terms(0), judged(serial=2), 7, 1)
+    losses.note(Terms(0), judged(serial=3), 7, 1)
+    note(losses, "a", 2, judged(), incarnation=2)
+    with pytest.raises(gq.UnavailableError) as caught:
+        losses.report("it died", "a")
+    assert (caught.value.num_lost, caught.value.resend) == (1, (("a", 1),))
+    losses.void(2, resumed())
+    assert lost(losses, "a") == [2]
+
+
+def test_what_lies_below_the_window_of_the_marks_is_lost_unless_its_round_was_delivered():
+    losses = Losses()
+    note(losses, "a", 1, judged(serial=3))
+    note(losses, "a", 2, judged(serial=4))
+    note(losses, "a", 3, judged(ApplyStatus.DEFERRED, serial=3))
+    losses.void(1, resumed(settled=4, a=marks_of(500)))
+    assert lost(losses, "a") == [2, 3]
+
+
+def test_who_takes_over_hears_of_what_was_accepted_before():
+    losses = Losses()
+    losses.take_over("a", Standing(4, {3: 0, 4: 0}, 1), 7)
+    note(losses, "a", 5, judged(marks=marks_of(3)))
+    losses.void(1, resumed(a=marks_of(3)))
+    assert lost(losses, "a") == [4, 5]
+    losses.take_over("a", Standing(9, {8: 0, 9: 0}, 1), 7)  # an answer that the end has overtaken
+    assert lost(losses, "a") == [8, 9]
+
+
 def test_nothing_is_lost_of_a_round_that_is_kept():
     losses = Losses()
     note(losses, 1, 0, judged())
-    losses.void(resumed()._replace(is_durable=True))
-    losses.report("it died", 1)
+    losses.void(1, resumed()._replace(is_durable=True))
+    note(losses, 1, 1, judged())
+    assert lost(losses, 1) == []
+
+
+def accepted(worker, *sequences):
+    return [Contribution((), (), 0, worker, sequence) for sequence in sequences]
+
+
+def sequences_in(marks):
+    return {} if marks is None else {i for i in range(marks.highest + 1) if marks.status_of(i) is not None}
+
+
+def test_ground_tells_of_a_delivery_once_it_is_recorded_and_final():
+    ground = Ground(None)
+    ground.settle(accepted("a", 0, 1), 0, (b"taker", 1), is_final=False)
+    ground.settle(accepted("a", 2), 1, None, is_final=True)
+    assert (sequences_in(ground.known("a")), ground.known_serial(2)) == (set(), 0)
+    assert ground.unknown_of("a") == {0: 0, 1: 0, 2: 1}
+    recorded, deliveries = ground.record()
+    assert sequences_in(recorded.marks["a"]) == {0, 1, 2}
+    ground.finish((b"taker", 1))
+    assert ground.known_serial(2) == 0
+    ground.recorded(deliveries)
+    assert (sequences_in(ground.known("a")), ground.known_serial(2), ground.unknown_of("a")) == ({0, 1, 2}, 2, {})
+    assert not ground.unsettle((b"taker", 1))
+
+
+def test_ground_takes_back_one_delivery_and_keeps_those_after_it():
+    ground = Ground(None)
+    for take, sequence in enumerate((0, 200, 201)):
+        ground.settle(accepted("a", sequence), take, (b"taker", take), is_final=take != 1)
+    ground.settle(accepted("b", 0), 3, None, is_final=True)
+    assert ground.unsettle((b"taker", 1))
+    assert not ground.was_delivered((b"taker", 1)) and ground.was_delivered((b"taker", 2))
+    assert ground.marks["a"] == marks_of(0, 201)
+    ground.recorded(ground.record()[1])
+    assert (ground.known("a"), ground.known("b")) == (marks_of(0, 201), marks_of(0))
+
+
+def test_ground_lets_nobody_take_back_what_is_long_past():
+    ground = Ground(None)
+    for take in range(200):
+        ground.settle(accepted("a", take), take, (b"taker", take), is_final=False)
+        ground.recorded(ground.record()[1])
+    assert len(ground.unknown_of("a")) == 64
+    assert not ground.unsettle((b"taker", 100))
+    assert ground.unsettle((b"taker", 199))
 
 
 @pytest.mark.parametrize("shards", [1, 4])

@@ -7,9 +7,10 @@ from typing import Any
 
 from gradquorum.arrivals import arrival_report
 from gradquorum.membership import Worker
+from gradquorum.targets.ray.ground import offered_in
 from gradquorum.targets.ray.incarnations import Incarnations
 from gradquorum.targets.ray.leases import Leases
-from gradquorum.targets.ray.records import Void
+from gradquorum.targets.ray.records import Standing
 from gradquorum.targets.ray.sessions import Session
 from gradquorum.waiters import Deadline, Handle
 
@@ -50,6 +51,9 @@ class Answers:
     async def num_blocked(self, session: Session, handle: Handle) -> int:
         return self._life.host.round.budget.num_waiting
 
+    async def num_sessions(self, session: Session, handle: Handle) -> int:
+        return self._life.num_sessions
+
     async def closed(self, session: Session, handle: Handle) -> bool:
         return handle.closed
 
@@ -80,8 +84,14 @@ class Answers:
         self._life.host.round.join(handle, worker)
         self._leases.watch(worker, call[0])
 
-    async def last_sequence(self, session: Session, handle: Handle, worker: Worker) -> int:
-        return self._life.host.round.last_sequence(handle, worker)
+    async def last_sequence(self, session: Session, handle: Handle, worker: Worker) -> Standing:
+        round_ = self._life.host.round
+        sequence, snapshot = round_.last_sequence(handle, worker), round_.snapshot(handle)
+        undelivered = self._life.ground.unknown_of(worker)
+        rounds = [(batch.serial, batch.contributions) for batch in snapshot.undelivered]
+        for serial, contributions in (*rounds, (round_.serial, snapshot.log), (round_.serial + 1, snapshot.deferred)):
+            undelivered.update({found: serial for who, found in offered_in(contributions) if who == worker})
+        return Standing(sequence, undelivered, self._life.incarnation)
 
     async def num_accepted(self, session: Session, handle: Handle, worker: Worker) -> int:
         return self._life.host.round.num_accepted(handle, worker)
@@ -93,9 +103,9 @@ class Answers:
         return arrival_report(self._life.host.round.arrival_times(handle))
 
     async def discard(self, session: Session, handle: Handle) -> int:
-        snapshot = self._life.host.round.snapshot(handle)
+        snapshot, serial = self._life.host.round.snapshot(handle), self._life.host.round.serial
         count = self._life.host.round.discard(handle)
-        self._life.ground.settle([*snapshot.log, *snapshot.deferred], None)
+        self._life.ground.settle([*snapshot.log, *snapshot.deferred], serial, None, is_final=True)
         await self._life.record()
         return count
 
@@ -103,8 +113,9 @@ class Answers:
         return await self._life.in_thread(self._life.host.state, handle)
 
     async def load_state(self, session: Session, handle: Handle, state: Mapping[str, Any]) -> Any:
+        incarnation = self._life.incarnation
         loaded = await self._life.in_thread(self._life.host.load_state, handle, state)
-        if type(loaded) is not Void:
+        if incarnation == self._life.incarnation:
             self._life.ground.load(self._life.host.round.snapshot(handle))
             await self._life.record()
-        return loaded
+        return loaded if incarnation == self._life.incarnation else self._life.void()

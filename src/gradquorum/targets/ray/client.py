@@ -17,7 +17,7 @@ from gradquorum.membership import Worker
 from gradquorum.specs import RoundSpec
 from gradquorum.targets.ray.cluster import find_coordinator, make_coordinator, the_ray
 from gradquorum.targets.ray.losses import Losses
-from gradquorum.targets.ray.records import Failure, Opened, Void
+from gradquorum.targets.ray.records import Failure, Opened, Resumed, Void
 
 __all__ = ["Client", "client_for", "drop"]
 
@@ -100,7 +100,7 @@ class Client:
         self._pid = os.getpid()
         self._ray = the_ray()
         self._session = self._ray.get_runtime_context().get_job_id()
-        self._stay = coordinator.stay.remote(self.token)
+        self._stay = self._new_stay()
         self._lock = threading.RLock()
         self.incarnation = 0
         self.reason = ""
@@ -195,6 +195,9 @@ class Client:
             self.shards, self.bounds = opened.shards, opened.bounds
             if not self.incarnation:
                 self.incarnation = opened.incarnation
+            if self._ray.wait([self._stay], timeout=0)[0]:
+                with contextlib.suppress(RayActorError, ClosedError, UnavailableError):  # the next call will say so
+                    self._return(self.incarnation)
         return number, opened
 
     def close(self, number: int, *, for_all: bool) -> int:
@@ -217,6 +220,25 @@ class Client:
 
     # Incarnations
 
+    def _new_stay(self) -> Any:
+        """Return the call by which the coordinator knows that this process lives."""
+        stay = self.coordinator.stay.remote(self.token)
+        stay.future().add_done_callback(self._come_back)
+        return stay
+
+    def _come_back(self, stay: Any) -> None:
+        """Return to a coordinator that was restarted, in case this process has nothing to say to it for long."""
+        from ray.exceptions import RayError
+
+        if isinstance(stay.exception(), RayError) and self.usable:  # this is a thread of Ray's: it must not wait
+            threading.Thread(target=self._try_to_come_back, name="gradquorum-return", daemon=True).start()
+
+    def _try_to_come_back(self) -> None:
+        from ray.exceptions import RayError
+
+        with contextlib.suppress(GradQuorumError, RayError):  # the next call will say so
+            self.resume(self.incarnation)
+
     def resume(self, seen: int, error: BaseException | None = None) -> None:
         """Find the present incarnation after `seen` has ended, and what that cost us.
 
@@ -236,14 +258,7 @@ class Client:
             while self.incarnation == seen:
                 self.check()
                 try:
-                    if self._ray.wait([self._stay], timeout=0)[0]:
-                        self._stay = self.coordinator.stay.remote(self.token)
-                    resumed = self.get(
-                        self.coordinator.resume.remote(
-                            self.token, [self._stay], tuple(self._open), tuple(self._joined), tuple(self.losses.workers)
-                        ),
-                        timeout=_BACK_SECONDS,
-                    )
+                    resumed = self._return(seen)
                 except ClosedError:
                     self._over = True
                     raise
@@ -252,15 +267,25 @@ class Client:
                 except self._ray.exceptions.GetTimeoutError as reason:
                     raise UnavailableError(f"the round {self.shared_name!r} does not come back") from reason
                 else:
-                    if self._ray.wait([self._stay], timeout=0)[0]:
-                        continue  # it was made to the coordinator before: this one watches nothing of ours
                     if resumed.incarnation == seen:  # a call was lost, or we shall hear why in a moment
                         time.sleep(_RETRY_SECONDS)
                         return
                     self.reason = resumed.reason
-                    self.losses.void(resumed)
+                    self.losses.void(seen, resumed)
                     self.is_durable = resumed.is_durable
                     self.incarnation = resumed.incarnation
+
+    def _return(self, seen: int) -> Resumed:
+        """Have the coordinator know, and watch, this process. With the lock."""
+        asked = {*self._joined, *self.losses.workers}
+        while True:
+            if self._ray.wait([self._stay], timeout=0)[0]:
+                self._stay = self._new_stay()
+            terms = self.token, seen, [self._stay], tuple(self._open), tuple(self._joined), tuple(asked)
+            resumed: Resumed = self.get(self.coordinator.resume.remote(*terms), timeout=_BACK_SECONDS)
+            # If that call is over it was made to the coordinator before: this one watches nothing of ours.
+            if not self._ray.wait([self._stay], timeout=0)[0]:
+                return resumed
 
     def _look(self, reason: BaseException, deadline: float) -> None:
         """See whether a coordinator that does not answer is coming back."""

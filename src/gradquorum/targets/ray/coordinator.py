@@ -106,9 +106,15 @@ class Coordinator:
 
     @_answered
     async def resume(
-        self, token: bytes, stay: list[Any], numbers: Sequence[int], joined: Sequence[Worker], asked: Sequence[Worker]
+        self,
+        token: bytes,
+        seen: int,
+        stay: list[Any],
+        numbers: Sequence[int],
+        joined: Sequence[Worker],
+        asked: Sequence[Worker],
     ) -> Resumed:
-        """Let a process go on in the present incarnation, whatever it missed."""
+        """Let a process go on in the present incarnation, whatever it missed since the one that it has seen."""
         if self._is_over:
             raise ClosedError("the round has been closed")
         session = self._session(token)
@@ -121,8 +127,10 @@ class Coordinator:
         for worker in joined:
             self._leases.join(session, worker)
             self.life.host.round.join(self.life.keeper, worker)
-        marks = {worker: self.life.ground.marks[worker] for worker in asked if worker in self.life.ground.marks}
-        return Resumed(self.life.incarnation, self.life.reason, marks, self.life.disk is not None)
+        ground = self.life.ground
+        marks = {worker: ground.marks[worker] for worker in asked if worker in ground.marks}
+        settled = ground.settled.get(seen)
+        return Resumed(self.life.incarnation, self.life.reason, marks, settled, self.life.disk is not None)
 
     @_answered
     async def close(self, token: bytes, number: int, for_all: bool) -> int:
@@ -131,13 +139,24 @@ class Coordinator:
         if session is None or handle is None:
             return 0
         count = self.life.host.round.close(handle, for_all=for_all)
-        others = any(not other.closed for known in self._sessions.values() for other in known.handles.values())
         if for_all and self.life.disk is not None:
             self.life.disk.remove()
-        if for_all or not others:
+        if for_all or not (self._has_handles or self.life.is_young):
             count += self.life.host.round.close(self.life.keeper, for_all=True)
             self._end()
+        elif not self._has_handles:
+            self._closing = asyncio.ensure_future(self._end_if_alone())
         return count
+
+    @property
+    def _has_handles(self) -> bool:
+        return any(not handle.closed for session in self._sessions.values() for handle in session.handles.values())
+
+    async def _end_if_alone(self) -> None:
+        """End a round that nobody has a handle on, unless somebody comes who has not heard of the restart yet."""
+        await asyncio.sleep(_GRACE_SECONDS)
+        if not self._has_handles:
+            self._end()
 
     def _session(self, token: bytes) -> Session:
         if token not in self._sessions:
@@ -163,9 +182,7 @@ class Coordinator:
         self._sessions.pop(session.token, None)
         session.ended.set()
         round_ = self.life.host.round
-        for take in session.takes.values():
-            if take.incarnation == self.life.incarnation:
-                round_.abandoned.append(take.ticket)
+        self._takes.end_session(session)
         for handle in session.handles.values():
             round_.close(handle) if not handle.closed else None
         round_.settle()
@@ -212,7 +229,9 @@ class Coordinator:
         found = self._get(token, incarnation, number)
         for answer in held:
             if type(answer) is Void:
-                return answer
+                if found is not None:
+                    self.life.end(answer.reason)  # we should have heard of that before: the rows are nowhere
+                return self.life.void()
             if type(answer) is Failure:
                 raise answer.error
         if found is None:
@@ -256,8 +275,8 @@ class Coordinator:
             return Failure(error)
         finally:
             del lease
-        marks = None if terms.worker is None else life.ground.marks.get(terms.worker)
-        return Judged(receipt, serial, host.round.oldest_serial, marks)
+        marks = None if terms.worker is None else life.ground.known(terms.worker)
+        return Judged(receipt, serial, life.ground.known_serial(host.round.oldest_serial), marks)
 
     # Takes
 

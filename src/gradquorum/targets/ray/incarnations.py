@@ -24,6 +24,8 @@ from gradquorum.waiters import Handle
 __all__ = ["Incarnations"]
 
 _RETRY_SECONDS = 0.1
+_RETURN_SECONDS = 60.0
+"""How long after the coordinator was restarted a process may come back to it, at the latest with its next call."""
 
 _logger = logging.getLogger("gradquorum")
 
@@ -78,6 +80,10 @@ class Incarnations:
         self._told: set[asyncio.Future[Any]] = set()
         self.reason = "the coordinator was restarted"
         """Why the incarnation before this one ended."""
+        self._must_begin_again = False
+        """Whether a shard has died since the incarnation which is beginning asked the first of them."""
+        self._known_at = 0.0
+        """When those who are there will have come back to us."""
         self.is_lost = False
         """Whether there is nothing to begin from."""
         self.incarnation = 0
@@ -100,6 +106,8 @@ class Incarnations:
         import ray
 
         found = await self._all("recall")
+        if ray.get_runtime_context().was_current_actor_reconstructed:
+            self._known_at = time.monotonic() + _RETURN_SECONDS
         known = [recorded for recorded in found if recorded is not None]
         if not known and self.disk is None and ray.get_runtime_context().was_current_actor_reconstructed:
             self.is_lost = True  # to begin from nothing would let what was delivered count again
@@ -112,7 +120,8 @@ class Incarnations:
     def end(self, reason: str) -> None:
         """Declare the open round void and begin the next incarnation."""
         if self._beginning is None or not self._beginning.done():
-            return  # it is beginning anyway, and asks each shard until it answers
+            self._must_begin_again = True
+            return
         _logger.warning("the open round is void: %s", reason)
         self.reason = reason
         self.ground.look(self.host, self.keeper)
@@ -120,28 +129,48 @@ class Incarnations:
         self._beginning = asyncio.ensure_future(self._begin(self.ground))
         self.host.round.close(self.keeper, for_all=True)  # who waits hears that its incarnation is over
 
+    @property
+    def num_sessions(self) -> int:
+        """The processes that are known to be there."""
+        return len(self._sessions)
+
+    @property
+    def is_young(self) -> bool:
+        """Whether the coordinator was restarted so lately that processes may not have heard of it."""
+        return time.monotonic() < self._known_at
+
     def stop(self) -> None:
         """Watch the shards no more."""
         for watch in self._watches:
             watch.cancel()
 
     async def _begin(self, ground: Ground) -> None:
-        self.stop()
-        # By the clock, so that no two are the same even if nobody is left who knows of the one before.
-        ground.incarnation = self.incarnation = max(self.incarnation, ground.incarnation + 1, time.time_ns())
-        await self._all("begin", ground.record())
         loop = asyncio.get_running_loop()
 
         def wait(calls: Sequence[Any]) -> list[Any]:
             return asyncio.run_coroutine_threadsafe(_gather(calls), loop).result()
 
         self.ground = ground
-        self.shards = Shards(self._actors, self.incarnation, self._bounds, wait)
-        self.host = _Host(self._spec, self.shards, self._threads)
-        keeper = self.host.round.open()
-        assert keeper is not None
-        self.keeper = keeper
-        if not await self._restored():
+        while True:
+            # By the clock, so that no two are the same even if nobody is left who knows of the one before.
+            ground.incarnation = self.incarnation = max(self.incarnation, ground.incarnation + 1, time.time_ns())
+            self._watch_all()  # before they begin: else one that dies at once would be missed
+            await self._all("begin", ground.record()[0])
+            self.shards = Shards(self._actors, self.incarnation, self._bounds, wait)
+            self.host = _Host(self._spec, self.shards, self._threads)
+            keeper = self.host.round.open()
+            assert keeper is not None
+            self.keeper = keeper
+            try:
+                restored = await self._restored()
+            except UnavailableError as error:  # a shard has died; begin again with the next one
+                _logger.info("a round could not be restored: %s", error)
+                await asyncio.sleep(_RETRY_SECONDS)
+                continue
+            if not self._must_begin_again:
+                break
+        ground.begin()
+        if not restored:
             self.host.round.restore(keeper, ground.snapshot(len(self._spec.members)))
         for session in self._sessions.values():
             session.takes.clear()
@@ -151,7 +180,6 @@ class Incarnations:
                 handle = self.host.round.open()
                 assert handle is not None
                 session.handles[number] = handle
-        self._watches = [asyncio.ensure_future(self._watch(i, actor)) for i, actor in enumerate(self._actors)]
 
     async def _restored(self) -> bool:
         """Put what was saved in the place of a new round; False if nothing was, or is."""
@@ -189,28 +217,36 @@ class Incarnations:
             except RayActorError:
                 await asyncio.sleep(_RETRY_SECONDS)
 
+    def _watch_all(self) -> None:
+        self.stop()
+        self._must_begin_again = False
+        self._watches = [asyncio.ensure_future(self._watch(i, actor)) for i, actor in enumerate(self._actors)]
+
     async def _watch(self, index: int, actor: Any) -> None:
-        from ray.exceptions import RayActorError
+        from ray.exceptions import RayError
 
         try:
             await actor.live.remote()
-        except RayActorError as error:
+        except RayError as error:
             self.end(f"shard {index} has died ({type(error).__name__})")
 
     async def record(self) -> None:
-        """Have the shards keep what has been delivered. At least one does so when this returns, or the file does."""
+        """Have the shards keep what has been delivered. All do when this returns, or the file does."""
+        ground = self.ground
+        ground.look(self.host, self.keeper)
+        recorded, deliveries = ground.record()
         if self.disk is not None:
             await self.save()
+            ground.recorded(deliveries)
             return
-        self.ground.look(self.host, self.keeper)
-        recorded = self.ground.record()
         calls = [actor.record.remote(recorded) for actor in self._actors]
         answers = await asyncio.gather(*[_answer(call) for call in calls], return_exceptions=True)
-        failed = [answer for answer in answers if type(answer) is Void or isinstance(answer, BaseException)]
-        if failed:
-            self.end("a shard has died or was restarted")
-        if len(failed) == len(answers):
+        if any(type(answer) is Void or isinstance(answer, BaseException) for answer in answers):
+            if recorded.incarnation == self.incarnation:
+                self.end("a shard has died or was restarted")
             await self.ready()  # to begin is to record, too
+        else:
+            ground.recorded(deliveries)
 
     # For calls
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from gradquorum.errors import UnavailableError
-from gradquorum.marks import WINDOW, Marks
+from gradquorum.marks import NO_MARKS, WINDOW, Marks
 from gradquorum.membership import Worker, sort_workers
 from gradquorum.receipts import ApplyStatus
 from gradquorum.targets.interface import Terms
-from gradquorum.targets.ray.records import Judged, Resumed
+from gradquorum.targets.ray.records import Judged, Resumed, Standing
 
 __all__ = ["Losses"]
 
@@ -19,7 +20,8 @@ _KEPT = (ApplyStatus.ACCEPTED, ApplyStatus.DEFERRED)
 
 class _Accepted(NamedTuple):
     thread: int
-    sequences: set[int]
+    serials: dict[int, int]
+    """By sequence that of the round for which it was judged."""
 
 
 class Losses:
@@ -36,6 +38,10 @@ class Losses:
         """How many gradients without a sequence were accepted, by the serial of their round."""
         self._lost: dict[Worker, _Accepted] = {}
         self._num_lost = 0
+        self._ended = 0
+        """The incarnation that was void last."""
+        self._resumed: Resumed | None = None
+        """What that came to."""
 
     @property
     def workers(self) -> list[Worker]:
@@ -43,34 +49,78 @@ class Losses:
         with self._lock:
             return list(self._accepted)
 
-    def note(self, terms: Terms, judged: Judged, thread: int) -> None:
-        """Note what became of a gradient that was offered by a thread."""
-        receipt = judged.receipt
+    def note(self, terms: Terms, judged: Judged, thread: int, incarnation: int) -> None:
+        """Note what became of a gradient that was offered by a thread in an incarnation."""
+        receipt, serial = judged.receipt, judged.serial
         kept = receipt.status in _KEPT or receipt.first_status in _KEPT
+        if ApplyStatus.DEFERRED in (receipt.status, receipt.first_status):
+            serial += 1  # it is for a later round
         with self._lock:
-            for serial in [serial for serial in self._unnamed if serial < judged.settled]:
-                del self._unnamed[serial]
+            late = self._late(incarnation)
+            if late is None:
+                for other in [other for other in self._unnamed if other < judged.settled]:
+                    del self._unnamed[other]
             if terms.worker is not None and terms.sequence is not None:
-                accepted = self._accepted.get(terms.worker, _Accepted(0, set())).sequences
-                if kept:
-                    accepted.add(terms.sequence)
-                self._accepted[terms.worker] = _Accepted(thread, _undelivered(accepted, judged.marks))
+                serials = {terms.sequence: serial} if kept else {}
+                if late is None:
+                    self._keep(terms.worker, serials, thread)
+                    accepted = self._accepted[terms.worker].serials
+                    left = _undelivered(accepted, judged.marks, judged.settled)
+                    self._accepted[terms.worker] = _Accepted(thread, left)
+                else:
+                    self._lose(terms.worker, serials, thread, incarnation, late)
             elif receipt.status in _KEPT:
-                self._unnamed[judged.serial] = self._unnamed.get(judged.serial, 0) + 1
+                if late is None:
+                    self._unnamed[serial] = self._unnamed.get(serial, 0) + 1
+                elif incarnation != self._ended or late.settled is None or serial >= late.settled:
+                    self._num_lost += 1
 
-    def void(self, resumed: Resumed) -> None:
-        """Find out what is lost, as a round was void."""
+    def take_over(self, worker: Worker, standing: Standing, thread: int) -> None:
+        """Note what was accepted of a worker before this process went on as that worker."""
         with self._lock:
+            late = self._late(standing.incarnation)
+            if late is None:
+                self._keep(worker, standing.undelivered, thread)
+            else:
+                self._lose(worker, standing.undelivered, thread, standing.incarnation, late)
+
+    def _late(self, incarnation: int) -> Resumed | None:
+        """Return what the end of an incarnation came to, if an answer of it has overtaken that; else None."""
+        if self._resumed is None or self._resumed.is_durable or incarnation > self._ended:
+            return None
+        return self._resumed
+
+    def _keep(self, worker: Worker, serials: Mapping[int, int], thread: int) -> None:
+        before = self._accepted.get(worker, _Accepted(0, {})).serials
+        self._accepted[worker] = _Accepted(thread, {**before, **serials})
+
+    def _lose(
+        self, worker: Worker, serials: Mapping[int, int], thread: int, incarnation: int, resumed: Resumed
+    ) -> None:
+        """Count as lost what had not been delivered when an incarnation ended."""
+        settled = resumed.settled if incarnation == self._ended else None
+        lost = _undelivered(serials, resumed.marks.get(worker), settled)
+        if lost:
+            before = self._lost.get(worker, _Accepted(0, {})).serials
+            self._lost[worker] = _Accepted(thread, {**before, **lost})
+
+    def void(self, ended: int, resumed: Resumed) -> None:
+        """Find out what is lost, as an incarnation has ended."""
+        with self._lock:
+            self._ended, self._resumed = ended, resumed
             if resumed.is_durable:
                 return
             for worker, accepted in self._accepted.items():
-                lost = _undelivered(accepted.sequences, resumed.marks.get(worker))
-                lost |= self._lost.get(worker, _Accepted(0, set())).sequences
-                if lost:
-                    self._lost[worker] = _Accepted(accepted.thread, lost)
+                self._lose(worker, accepted.serials, accepted.thread, ended, resumed)
             self._accepted.clear()
-            self._num_lost += sum(self._unnamed.values())
+            settled = resumed.settled
+            self._num_lost += sum(n for serial, n in self._unnamed.items() if settled is None or serial >= settled)
             self._unnamed.clear()
+
+    def owes(self, worker: Worker | None) -> bool:
+        """Whether there is something that has to be reported before more is offered of a worker."""
+        with self._lock:
+            return worker in self._lost or bool(self._num_lost)
 
     def report(self, reason: str, worker: Worker | None, *, outcome_known: bool = True) -> None:
         """Raise if something is lost of a worker, or with None of those that this thread has offered for.
@@ -86,7 +136,7 @@ class Losses:
             resend = tuple(
                 (worker, sequence)
                 for worker in sort_workers(workers)
-                for sequence in sorted(self._lost.pop(worker).sequences)
+                for sequence in sorted(self._lost.pop(worker).serials)
             )
             num_lost, self._num_lost = self._num_lost, 0
         if not resend and not num_lost:
@@ -103,9 +153,19 @@ class Losses:
         )
 
 
-def _undelivered(sequences: set[int], marks: Marks | None) -> set[int]:
-    """Return the sequences that are not among the marks of what has been delivered."""
-    if marks is None:
-        return set(sequences)
-    highest, window = marks
-    return {s for s in sequences if s > highest or (highest - s <= WINDOW and not window[highest - s])}
+def _undelivered(serials: Mapping[int, int], marks: Marks | None, settled: int | None) -> dict[int, int]:
+    """Return those sequences that are not known to be delivered.
+
+    Args:
+        serials: of their rounds, by sequence.
+        marks: of what has been delivered of their worker's.
+        settled: the serial of the oldest round that has not been delivered, which tells of those that the marks have
+            forgotten; None if that is not known.
+    """
+    highest, window = NO_MARKS if marks is None else marks
+    return {
+        sequence: serial
+        for sequence, serial in serials.items()
+        if sequence > highest
+        or (not window[highest - sequence] if highest - sequence <= WINDOW else settled is None or serial >= settled)
+    }

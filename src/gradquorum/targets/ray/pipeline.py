@@ -97,6 +97,8 @@ class SubmittingTarget:
     def _send(self, batch: list[_Submitted]) -> tuple[list[_Submitted], int, Any]:
         """Send gradients in one call; None in its place if that could not be done."""
         seen, call = self._client.incarnation, None
+        if any(self._client.losses.owes(one.terms.worker) for one in batch):
+            return batch, seen, None  # one after the other, they hear what is lost before anything newer counts
         with contextlib.suppress(Exception):  # one after the other they will be told apart
             for one in batch:
                 if one.terms.worker is not None:
@@ -119,7 +121,7 @@ class SubmittingTarget:
                 if answers is None or type(answers) is Void:
                     receipt = self._sender.apply(one.gradients, one.terms, one.thread)
                 else:
-                    receipt = self._sender.receipt(one.terms, answers[i], one.thread)
+                    receipt = self._sender.receipt(one.terms, answers[i], one.thread, seen)
             except BaseException as error:
                 self._end(one.future.set_exception, error)
             else:

@@ -79,7 +79,7 @@ class Shards:
         self.leases: weakref.WeakValueDictionary[Key, Lease] = weakref.WeakValueDictionary()
         """Of all that has been offered and is referred to."""
         self._wait = wait
-        self._numbers = itertools.count()
+        self._numbers = itertools.count(incarnation)  # no number of an incarnation before
 
     def lease_of(self, key: Key) -> Lease | None:
         """Return what keeps that key, None if nothing is held under it."""

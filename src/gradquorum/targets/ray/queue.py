@@ -35,7 +35,7 @@ class TakeQueue:
         exact: bool,
     ) -> None:
         """Put a take in the queue."""
-        session.forget_delivered()
+        self._finish(session)
         loop, decided = asyncio.get_running_loop(), asyncio.Event()
         ticket = Ticket(handle, num_required, exact, wake=functools.partial(loop.call_soon_threadsafe, decided.set))
         self._life.host.round.enqueue(ticket)
@@ -84,6 +84,7 @@ class TakeQueue:
     async def deliver(self, token: bytes, number: int, final: bool) -> Void | None:
         """Record that a round has arrived. Unless that is final, it can be given back until the next take."""
         if self._life.ground.was_delivered((token, number)):
+            await self._life.record()  # the call before this one may not have come so far
             return None
         session = self._sessions.get(token)
         take = None if session is None else session.takes.get(number)
@@ -91,11 +92,25 @@ class TakeQueue:
             return self._life.void()
         batch = take.ticket.batch
         self._life.host.round.deliver(take.ticket)
-        take.before = self._life.ground.settle(batch.contributions, (token, number))
+        self._life.ground.settle(batch.contributions, batch.serial, (token, number), is_final=final)
+        take.delivered = True
         if final:
-            session.forget_take(number)
+            self._finish(session)
+        del batch
         await self._life.record()
         return None
+
+    def _finish(self, session: Session) -> None:
+        """Let go of all rounds of a session that have arrived."""
+        for number in session.forget_delivered():
+            self._life.ground.finish((session.token, number))
+
+    def end_session(self, session: Session) -> None:
+        """Keep the rounds of a process that has died for the next takes, but for those that had arrived."""
+        self._finish(session)
+        for take in session.takes.values():
+            if take.incarnation == self._life.incarnation:
+                self._life.host.round.abandoned.append(take.ticket)
 
     async def give_back(self, token: bytes, number: int) -> None:
         """Keep a round for the next take: it did not arrive, or was lost by who had received it."""
@@ -103,13 +118,13 @@ class TakeQueue:
         take = None if session is None else session.takes.pop(number, None)
         if take is None or take.incarnation != self._life.incarnation:
             return
-        if take.before is not None:
-            self._life.ground.unsettle(take.before, (token, number))
+        if take.delivered and not self._life.ground.unsettle((token, number)):
+            return
         self._life.host.round.abandoned.append(take.ticket)
         orphaned = self._life.host.round.settle()
         if orphaned:
             _logger.warning("%d gradients were discarded: a take was cut off after the accumulator closed", orphaned)
         take.withdrawn = True
         take.decided.set()
-        if take.before is not None:
+        if take.delivered:
             await self._life.record()

@@ -28,6 +28,7 @@ __all__ = [
     "Recorded",
     "Resumed",
     "Rows",
+    "Standing",
     "Void",
 ]
 
@@ -122,9 +123,19 @@ class Judged(NamedTuple):
     serial: int
     """Counts the rounds: the one that the gradient was judged for."""
     settled: int
-    """That of the oldest round which has not been delivered or discarded."""
+    """That of the oldest round which is not known to be delivered or discarded for good."""
     marks: Marks | None
-    """What of its worker's has been delivered or discarded."""
+    """What of its worker's has been delivered or discarded for good."""
+
+
+class Standing(NamedTuple):
+    """How far a worker has come, for whoever goes on as that worker."""
+
+    sequence: int
+    """The highest that was judged, -1 if there is none."""
+    undelivered: Mapping[int, int]
+    """What was accepted and is not known to be delivered for good: the serials of the rounds by sequence."""
+    incarnation: int
 
 
 class Recorded(NamedTuple):
@@ -139,6 +150,8 @@ class Recorded(NamedTuple):
     members: Mapping[Worker, bool]
     delivered: tuple[tuple[bytes, int], ...]
     """The last takes that were delivered, by session and number."""
+    settled: Mapping[int, int]
+    """By incarnation the serial of its oldest round that was neither delivered nor discarded."""
 
 
 class Resumed(NamedTuple):
@@ -148,6 +161,8 @@ class Resumed(NamedTuple):
     reason: str
     marks: Mapping[Worker, Marks]
     """Of the workers asked about: what has been delivered or discarded, or is safe."""
+    settled: int | None
+    """The serial of the oldest round of the incarnation asked about that was neither; None if that is not known."""
     is_durable: bool
     """Whether nothing is ever lost."""
 

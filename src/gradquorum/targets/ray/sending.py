@@ -64,8 +64,8 @@ class Sender:
         thread = thread or threading.get_ident()
         while True:
             client.check()
+            seen = client.incarnation  # before the look at losses: what its beginning cost must have been reported
             client.losses.report(client.reason, terms.worker)
-            seen = client.incarnation
             if terms.worker is not None:
                 client.join(terms.worker)
             try:
@@ -80,15 +80,15 @@ class Sender:
                     ) from error
             else:
                 if type(answer) is not Void:
-                    return self.receipt(terms, unpack_judged(answer)[0], thread)
+                    return self.receipt(terms, unpack_judged(answer)[0], thread, seen)
                 client.resume(seen)
             offer, parts = self.prepare(gradients, terms)  # a key is used once
 
-    def receipt(self, terms: Terms, judged: Judged | Failure, thread: int) -> ApplyReceipt:
-        """Return what the answer to an offer says, or raise it."""
+    def receipt(self, terms: Terms, judged: Judged | Failure, thread: int, seen: int) -> ApplyReceipt:
+        """Return what the answer to an offer of an incarnation says, or raise it."""
         if isinstance(judged, Failure):
             raise judged.error
-        self._client.losses.note(terms, judged, thread)
+        self._client.losses.note(terms, judged, thread, seen)
         return judged.receipt
 
     def send(self, seen: int, prepared: Sequence[tuple[Offer, Parts]]) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from gradquorum.marks import Marks
 from gradquorum.membership import Worker
 from gradquorum.waiters import Deadline, Handle, Ticket
 
@@ -21,8 +20,8 @@ class Take:
         self.deadline = deadline
         self.incarnation = incarnation
         self.withdrawn = False
-        self.before: dict[Worker, Marks] | None = None
-        """Once it has been delivered: the marks that are to come back if it is given back after all."""
+        self.delivered = False
+        """Whether its taker has said that it has the result. Until it takes again it may still give it back."""
 
 
 class Session:
@@ -36,12 +35,9 @@ class Session:
         self.ended = asyncio.Event()
         self.watch: asyncio.Future[Any] | None = None
 
-    def forget_take(self, number: int) -> None:
-        """Let go of a round that has arrived: it cannot be given back any more."""
-        take = self.takes.pop(number)
-        take.ticket.batch = None
-
-    def forget_delivered(self) -> None:
-        """Let go of all rounds that have arrived."""
-        for number in [number for number, take in self.takes.items() if take.before is not None]:
-            self.forget_take(number)
+    def forget_delivered(self) -> list[int]:
+        """Let go of all rounds that have arrived: they cannot be given back any more. Return the takes' numbers."""
+        numbers = [number for number, take in self.takes.items() if take.delivered]
+        for number in numbers:
+            self.takes.pop(number).ticket.batch = None
+        return numbers

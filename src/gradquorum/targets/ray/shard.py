@@ -106,15 +106,19 @@ class Shard:
     async def compact(self, incarnation: int, plan: Plan, key: Key) -> Any:
         """Hold under a new key what a prefix of a log comes to, and return the bytes that it takes."""
 
-        def compact(plan: Plan, blocks: list[Any]) -> int:
-            if not self._is_mine[plan.member]:
-                return 0
-            block = self._reducers[plan.member].compact(blocks)
-            self._held[key] = {plan.member: block}
-            num_bytes: int = block.num_bytes
-            return num_bytes
+        def compact(plan: Plan, blocks: list[Any]) -> Any:
+            return self._reducers[plan.member].compact(blocks) if self._is_mine[plan.member] else None
 
-        return await self._work(incarnation, [plan], compact)
+        compacted = await self._work(incarnation, [plan], compact)
+        if incarnation != self._incarnation:
+            return Void("a shard was restarted")
+        if not isinstance(compacted, list):
+            return compacted
+        (block,) = compacted
+        if block is None:
+            return [0]
+        self._held[key] = {plan.member: block}
+        return [block.num_bytes]
 
     async def distinct_bytes(self, incarnation: int, plan: Plan) -> Any:
         """Estimate the bytes of the distinct rows of a log."""

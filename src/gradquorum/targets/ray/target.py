@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from gradquorum.specs import DenseSpec, RoundSpec
 from gradquorum.staleness import to_words
 from gradquorum.targets.interface import AbstractTarget, Merged, Terms
 from gradquorum.targets.ray.client import Client, client_for, drop
+from gradquorum.targets.ray.records import Standing
 from gradquorum.targets.ray.sending import Sender
 from gradquorum.targets.ray.splitting import own
 from gradquorum.targets.ray.taking import Taker
@@ -174,9 +176,10 @@ class RayTarget(AbstractTarget):
             self._ask("leave_worker", worker)
 
     def last_sequence(self, worker: int | str) -> int:
-        sequence: int = self._ask("last_sequence", worker)
+        standing: Standing = self._ask("last_sequence", worker)
+        self._client.losses.take_over(worker, standing, threading.get_ident())
         self._report(worker)
-        return sequence
+        return standing.sequence
 
     def num_accepted(self, worker: int | str) -> int:
         number: int = self._ask("num_accepted", worker)
