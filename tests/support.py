@@ -182,6 +182,20 @@ def accept(acc, indices, values, **options):
     return receipt
 
 
+def accept_many(acc, number, indices, values):
+    """Have the same gradient accepted so many times. On Ray nobody waits for each receipt."""
+    if not is_on_ray(acc):
+        for _ in range(number):
+            accept(acc, indices, values)
+        return
+    from gradquorum.ray import Pipeline
+
+    with Pipeline(acc, 64) as pipeline:
+        rows = column(*values, dtype=acc.dtype)
+        futures = [pipeline.submit_apply(indices, rows, local_step=None) for _ in range(number)]
+    assert {future.result(0).status for future in futures} == {gq.ApplyStatus.ACCEPTED}
+
+
 def assert_rows(grad, indices, values):
     """Compare a SparseGradient of rows of one value with ids and values, exactly."""
     np.testing.assert_array_equal(grad.indices, np.array(indices, np.int64))

@@ -8,7 +8,7 @@ import pytest
 import gradquorum as gq
 from gradquorum import Defer, arrivals
 from gradquorum.arrivals import MOST_ARRIVALS, arrival_report
-from tests.support import accept, apply
+from tests.support import accept, accept_many, apply
 
 
 @pytest.fixture
@@ -113,8 +113,7 @@ def test_only_the_last_rounds_are_kept(make, clock):
 def test_memory_of_a_round_with_many_gradients_is_bounded(make):
     acc = make.sparse()
     acc.observe_arrivals()
-    for _ in range(MOST_ARRIVALS + 5):
-        accept(acc, [0], [1.0])
+    accept_many(acc, MOST_ARRIVALS + 5, [0], [1.0])
     acc.take_grad(1)
     assert len(acc.arrivals().quorums) == MOST_ARRIVALS
 

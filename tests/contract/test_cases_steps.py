@@ -16,6 +16,7 @@ from tests.support import (
     column,
     failing_merges,
     only_local,
+    times,
     unchanged,
     wait_for_waiters,
 )
@@ -214,7 +215,7 @@ def test_s16_take_cut_off_during_its_merge_loses_nothing(make, engine, error):
     assert_rows(acc.take_grad(1, timeout=0), [0], [9.0])
 
 
-def test_s17_two_tables_of_a_group_hold_the_same_gradients(make, run_thread):
+def test_s17_two_tables_of_a_group_hold_the_same_gradients(make, run_thread, target):
     spec = gq.SparseSpec("float64", (16, 1), "SUM")
     group = make.group({"one": spec, "other": spec})
     stop = threading.Event()
@@ -233,7 +234,7 @@ def test_s17_two_tables_of_a_group_hold_the_same_gradients(make, run_thread):
             np.testing.assert_array_equal(taken["one"].values, taken["other"].values)
             np.testing.assert_array_equal(taken["one"].counts, taken["other"].counts)
             assert taken.num_gradients >= 12
-            if taken.step == 60:
+            if taken.step == times(60, target):
                 break
     finally:
         stop.set()
@@ -241,7 +242,7 @@ def test_s17_two_tables_of_a_group_hold_the_same_gradients(make, run_thread):
         worker.result()
 
 
-def test_s18_gradients_of_old_parameters_never_pass_as_fresh(make, run_thread):
+def test_s18_gradients_of_old_parameters_never_pass_as_fresh(make, run_thread, target):
     acc = make.sparse("float64", (1, 1), compact=False)
     parameters = {"version": 0}
     stop = threading.Event()
@@ -258,7 +259,7 @@ def test_s18_gradients_of_old_parameters_never_pass_as_fresh(make, run_thread):
         for taken in acc.rounds(3, timeout=TIMEOUT):
             old += float(taken.values[0, 0]) < taken.step
             parameters["version"] = taken.step + 1
-            if taken.step == 200:
+            if taken.step == times(200, target):
                 break
     finally:
         stop.set()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gradquorum as gq
-from tests.support import accept, apply, assert_rows, column, times
+from tests.support import accept, accept_many, apply, assert_rows, column, times
 
 REDUCTIONS = ["MEAN", "SUM", "MEAN_BY_COUNT", "MEAN_BY_WEIGHT"]
 
@@ -55,8 +55,7 @@ def test_v5_float16_mean_does_not_overflow(make):
 
 def test_v6_float16_sum_does_not_stick_at_2048(make):
     acc = make.sparse("float16", (5, 1))
-    for _ in range(3000):
-        accept(acc, [0], [1])
+    accept_many(acc, 3000, [0], [1])
     assert_rows(acc.take_grad(3000, timeout=0), [0], [1])
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import gradquorum as gq
 from tests.replicas import apply_and_leave, ignore, make_acc, one
-from tests.support import TIMEOUT, wait_for_waiters
+from tests.support import TIMEOUT, times, wait_for_waiters
 
 # Who is late
 
@@ -165,7 +165,7 @@ def test_s12_a_fast_worker_does_not_close_the_step_without_the_slow_one(make):
         assert (caught.value.have, caught.value.missing) == (1, (1,))
 
 
-def test_s18_no_gradient_of_old_parameters_passes_as_fresh(make, run_thread):
+def test_s18_no_gradient_of_old_parameters_passes_as_fresh(make, run_thread, target):
     """Each gradient says the step of the parameters that it was computed on: all of a round are of its step."""
     table = np.zeros((10, 1), np.float32)
     acc = make_acc(make, 3)
@@ -181,7 +181,7 @@ def test_s18_no_gradient_of_old_parameters_passes_as_fresh(make, run_thread):
 
     with gq.SyncReplicas(acc, 2, num_workers=3, update=update) as sync:
         calls = [run_thread(work, sync, index) for index in range(3)]
-        assert sync.run(200, timeout=TIMEOUT) == 200
+        assert sync.run(times(200, target), timeout=TIMEOUT) == times(200, target)
     for call in calls:
         call.result()
 

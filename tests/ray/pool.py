@@ -47,12 +47,13 @@ class Pool:
 
     def __init__(self, ray):
         self._ray = ray
+        self._classes = {kind: ray.remote(kind) for kind in (PooledCoordinator, PooledShard)}
         self._shards = {}
         self._by_name = {}
 
     def _actor(self, kind):
         # A round that is over leaves calls that are pending.
-        return self._ray.remote(kind).options(num_cpus=0, max_concurrency=cluster._MAX_CONCURRENCY).remote()
+        return self._classes[kind].options(num_cpus=0, max_concurrency=cluster._MAX_CONCURRENCY).remote()
 
     def find(self, shared_name):
         actor = self._by_name.get(shared_name)

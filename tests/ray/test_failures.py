@@ -211,8 +211,7 @@ def test_taker_that_dies_with_its_result_does_not_leave_it_to_the_next(ray_clust
     assert_rows(acc.take_grad(1, timeout=30), [1, 50], [1, 10])
 
 
-@pytest.mark.parametrize("hears", ["when it offers", "when it asks again"])
-def test_who_takes_the_place_of_a_dead_worker_hears_what_that_had_offered(ray_cluster, make, strike, hears):
+def test_who_takes_the_place_of_a_dead_worker_hears_what_that_had_offered(ray_cluster, make, strike):
     acc = make()
 
     @ray_cluster.remote(num_cpus=0)
@@ -229,8 +228,7 @@ def test_who_takes_the_place_of_a_dead_worker_hears_what_that_had_offered(ray_cl
     worker.die.remote()
     assert acc.last_sequence(1) == 1  # whether the death has been noticed or not
     strike(acc)
-    error = hear(offer, acc, 1, 2) if hears == "when it offers" else hear(acc.last_sequence, 1)
-    assert error.resend == ((1, 0), (1, 1))
+    assert hear(offer, acc, 1, 2).resend == ((1, 0), (1, 1))
     assert acc.last_sequence(1) == -1
     for sequence in range(3):
         assert offer(acc, 1, sequence)
