@@ -17,10 +17,10 @@ from gradquorum.targets.ray.cluster import make_shards
 from gradquorum.targets.ray.disk import Disk
 from gradquorum.targets.ray.incarnations import Incarnations
 from gradquorum.targets.ray.leases import Leases
+from gradquorum.targets.ray.offers import Offers
 from gradquorum.targets.ray.queue import TakeQueue
-from gradquorum.targets.ray.records import Failure, Judged, Offer, Opened, Resumed, Void
+from gradquorum.targets.ray.records import Failure, Opened, Resumed, Void
 from gradquorum.targets.ray.sessions import Session
-from gradquorum.targets.ray.wire import pack_judged, unpack_offers
 from gradquorum.waiters import Handle
 
 __all__ = ["Coordinator"]
@@ -33,8 +33,6 @@ _END_SECONDS = 0.2
 """How long an ended coordinator stays to give its last answers."""
 _MAX_WAITS = 4096
 """Calls that may wait at the same time, each in a thread that costs nothing while it waits."""
-_NOTICE_SECONDS = 2.0
-"""How long after a call to a shard has failed we may hear that it has died."""
 
 _logger = logging.getLogger("gradquorum")
 
@@ -72,11 +70,11 @@ class Coordinator:
         self._threads = ThreadPoolExecutor(_MAX_WAITS, thread_name_prefix="gradquorum")
         self._sessions: dict[bytes, Session] = {}
         self._is_over = False
-        self._may_wait = spec.options.max_bytes is not None
         disk = None if target.folder is None else Disk(target.folder, shared_name)
         self.life = Incarnations(spec, self._actors, target.bounds, self._threads, self._sessions, disk)
         self._leases = Leases(self.life)
         self._takes = TakeQueue(self.life, self._sessions)
+        self._offers = Offers(self.life, self._leases, may_wait=spec.options.max_bytes is not None)
         self._answers = Answers(self.life, self._leases)
 
     # Sessions and handles
@@ -226,57 +224,7 @@ class Coordinator:
     @_answered
     async def offer(self, token: bytes, incarnation: int, number: int, offers: bytes, *held: Any) -> Any:
         """Judge gradients, packed. Ray calls this when the shards have answered that they hold them."""
-        found = self._get(token, incarnation, number)
-        for answer in held:
-            if type(answer) is Void:
-                if found is not None:
-                    self.life.end(answer.reason)  # we should have heard of that before: the rows are nowhere
-                return self.life.void()
-            if type(answer) is Failure:
-                raise answer.error
-        if found is None:
-            return self.life.void()
-        answers: list[Any] = []
-        for offer in unpack_offers(token, offers):
-            answer = await self._judge(*found, offer)
-            if type(answer) is Void:
-                return answer
-            answers.append(answer)
-        if not await self._saved(incarnation):
-            return self.life.void()
-        return pack_judged(answers)
-
-    async def _saved(self, incarnation: int) -> bool:
-        """Save what has changed, if the round is kept; False if the incarnation has ended meanwhile."""
-        try:
-            await self.life.save()
-        except GradQuorumError:
-            if incarnation == self.life.incarnation:
-                await asyncio.sleep(_NOTICE_SECONDS)  # if a shard has died, we are about to hear of it
-            if incarnation == self.life.incarnation:
-                raise
-        return incarnation == self.life.incarnation
-
-    async def _judge(self, session: Session, handle: Handle, offer: Offer) -> Judged | Failure | Void:
-        life, host, terms = self.life, self.life.host, offer.terms
-        parts: Any = offer.parts  # to the host gradients like any others, to be put in order by our reducers
-        lease = life.shards.offered(offer.key, offer.shards)
-        serial = host.round.serial
-        try:
-            if terms.worker is not None:
-                self._leases.join(session, terms.worker)
-            if self._may_wait:
-                receipt = await self.life.in_thread(host.apply, handle, parts, terms)
-                if type(receipt) is Void:
-                    return receipt
-            else:
-                receipt = host.apply(handle, parts, terms)
-        except (GradQuorumError, MemoryError) as error:
-            return Failure(error)
-        finally:
-            del lease
-        marks = None if terms.worker is None else life.ground.known(terms.worker)
-        return Judged(receipt, serial, life.ground.known_serial(host.round.oldest_serial), marks)
+        return await self._offers.judge(self._get(token, incarnation, number), token, offers, held)
 
     # Takes
 
