@@ -106,9 +106,9 @@ class Incarnations:
         import ray
 
         found = await self._all("recall")
-        if ray.get_runtime_context().was_current_actor_reconstructed:
-            self._known_at = time.monotonic() + _RETURN_SECONDS
         known = [recorded for recorded in found if recorded is not None]
+        if known:
+            self._known_at = time.monotonic() + _RETURN_SECONDS
         if not known and self.disk is None and ray.get_runtime_context().was_current_actor_reconstructed:
             self.is_lost = True  # to begin from nothing would let what was delivered count again
             raise UnavailableError(
