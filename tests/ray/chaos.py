@@ -89,22 +89,26 @@ def offer(acc, worker, sequence):
     return acc.apply_grad(ids, np.ones((ROWS, 1), np.int64), local_step=None, worker=worker, sequence=sequence)
 
 
-def make_cluster():
-    """Start a cluster; Ray gives up too soon where all cores are busy."""
-    head = {"num_cpus": 2, "object_store_memory": 128 << 20, "_system_config": FAST_HEALTH_CHECKS}
-    for left in (2, 1, 0):
+def patiently(start):
+    """Start what Ray gives up to start too soon where all cores are busy."""
+    for left in (4, 3, 2, 1, 0):
         try:
-            return Cluster(initialize_head=True, head_node_args=head)
+            return start()
         except Exception as error:
             if not left:
                 raise
-            print(f"the cluster did not start: {error}", flush=True)
+            print(f"not started, once more: {error}", flush=True)
+
+
+def make_cluster():
+    head = {"num_cpus": 2, "object_store_memory": 128 << 20, "_system_config": FAST_HEALTH_CHECKS}
+    return Cluster(initialize_head=True, head_node_args=head)
 
 
 class Chaos:
     def __init__(self, seed):
         self.rng = np.random.default_rng(seed)
-        self.cluster = make_cluster()
+        self.cluster = patiently(make_cluster)
         self.nodes = [self.add_node() for _ in range(2)]
         ray.init(address=self.cluster.address, log_to_driver=False)
         self.acc = gq.SparseConditionalAccumulator("int64", (None, 1), "chaos", reduction_type="SUM", target=SHARDS)
@@ -118,7 +122,8 @@ class Chaos:
             self.start(worker)
 
     def add_node(self):
-        return self.cluster.add_node(num_cpus=1, resources={"shard": 1}, object_store_memory=128 << 20)
+        options = {"num_cpus": 1, "resources": {"shard": 1}, "object_store_memory": 128 << 20}
+        return patiently(lambda: self.cluster.add_node(**options))
 
     def start(self, worker):
         actor = Worker.remote()
