@@ -1,5 +1,7 @@
 """What of the Ray target needs no Ray: splitting, joining, losses, and the model of its cost."""
 
+import asyncio
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from gradquorum.receipts import ApplyReceipt, ApplyStatus
 from gradquorum.records import Contribution
 from gradquorum.targets.interface import Terms
 from gradquorum.targets.ray.ground import Ground
+from gradquorum.targets.ray.incarnations import Incarnations
 from gradquorum.targets.ray.losses import Losses
 from gradquorum.targets.ray.records import Judged, Resumed, Standing
 from gradquorum.targets.ray.splitting import join, shards_of, split
@@ -178,6 +181,22 @@ def test_ground_lets_nobody_take_back_what_is_long_past():
     assert len(ground.unknown_of("a")) == 64
     assert not ground.unsettle((b"taker", 100))
     assert ground.unsettle((b"taker", 199))
+
+
+def test_round_whose_shards_do_not_come_back_is_an_error_and_no_wait_without_end():
+    async def wait():
+        life = Incarnations(None, (), None, None, {}, None)
+        await life.ready(0.0)
+        life._beginning = asyncio.get_running_loop().create_future()
+        await life.ready(0.01)
+
+    def no_shards(self):
+        self._has_begun = True
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Incarnations, "_first", lambda self: asyncio.sleep(0, no_shards(self)))
+        with pytest.raises(gq.UnavailableError, match="does not come back"):
+            asyncio.run(wait())
 
 
 @pytest.mark.parametrize("shards", [1, 4])

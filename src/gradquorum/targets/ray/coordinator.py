@@ -29,6 +29,8 @@ C = TypeVar("C", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 _GRACE_SECONDS = 60.0
 """How long a round without any process waits for the next one."""
+_BACK_SECONDS = 60.0
+"""How long calls wait for a shard that is being restarted."""
 _END_SECONDS = 0.2
 """How long an ended coordinator stays to give its last answers."""
 _MAX_WAITS = 4096
@@ -43,7 +45,7 @@ def _answered(method: C) -> C:
     @functools.wraps(method)
     async def call(self: Coordinator, *arguments: Any) -> Any:
         try:
-            await self.life.ready()
+            await self.life.ready(_BACK_SECONDS)
             return await method(self, *arguments)
         except (GradQuorumError, MemoryError) as error:
             if self.life.is_lost:

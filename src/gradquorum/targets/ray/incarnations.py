@@ -13,10 +13,10 @@ from typing import Any
 
 from gradquorum.errors import GradQuorumError, UnavailableError
 from gradquorum.specs import RoundSpec
-from gradquorum.targets.host import RoundHost
 from gradquorum.targets.ray.disk import Disk
 from gradquorum.targets.ray.ground import Ground
-from gradquorum.targets.ray.planning import RemoteReducer, Shards
+from gradquorum.targets.ray.hosting import RemoteHost
+from gradquorum.targets.ray.planning import Shards
 from gradquorum.targets.ray.records import Key, Void
 from gradquorum.targets.ray.sessions import Session
 from gradquorum.waiters import Handle
@@ -28,32 +28,6 @@ _RETURN_SECONDS = 60.0
 """How long after the coordinator was restarted a process may come back to it, at the latest with its next call."""
 
 _logger = logging.getLogger("gradquorum")
-
-
-class _Host(RoundHost):
-    """A round whose blocks are elsewhere. Its logs are compacted in a thread: that waits for the shards."""
-
-    def __init__(self, spec: RoundSpec, shards: Shards, threads: Executor) -> None:
-        super().__init__(spec, [RemoteReducer(spec, member, shards) for member in range(len(spec.members))])
-        self._threads = threads
-        self._is_compacting = False
-        """Set without a lock: at worst a second thread finds nothing to do."""
-
-    def _compact_large(self) -> None:
-        if not self._is_compacting:
-            self._is_compacting = True
-            self._threads.submit(self._try_to_compact)
-
-    def _try_to_compact(self) -> None:
-        try:
-            self._compact()
-        except Exception as error:  # the log is as it was; if a shard has died, the round is about to be void
-            _logger.info("a round was not compacted: %s", error)
-            self._is_compacting = False
-            return
-        self._is_compacting = False
-        if self.is_large:  # by what came after the last look
-            self._compact_large()
 
 
 class Incarnations:
@@ -82,6 +56,7 @@ class Incarnations:
         """Why the incarnation before this one ended."""
         self._must_begin_again = False
         """Whether a shard has died since the incarnation which is beginning asked the first of them."""
+        self._has_begun = False
         self._known_at = 0.0
         """When those who are there will have come back to us."""
         self.is_lost = False
@@ -89,16 +64,24 @@ class Incarnations:
         self.incarnation = 0
         self.ground: Ground
         self.shards: Shards
-        self.host: _Host
+        self.host: RemoteHost
         self.keeper: Handle
         """The coordinator's own handle: the round outlives processes that die."""
 
-    async def ready(self) -> None:
-        """Wait until the round is there."""
+    async def ready(self, timeout: float | None = None) -> None:
+        """Wait until the round is there. The first time that takes what it takes: a cluster may have to grow.
+
+        Raises:
+            UnavailableError: it was there, and does not come back in so many seconds.
+        """
         if self._beginning is None:
             self._beginning = asyncio.ensure_future(self._first())
+        until = None if timeout is None or not self._has_begun else time.monotonic() + timeout
         while not self._beginning.done():
-            await asyncio.wait([self._beginning])
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                raise UnavailableError(f"the round does not come back: {self.reason}, and Ray does not start another")
+            await asyncio.wait([self._beginning], timeout=left)
         self._beginning.result()
 
     async def _first(self) -> None:
@@ -157,7 +140,7 @@ class Incarnations:
             self._watch_all()  # before they begin: else one that dies at once would be missed
             await self._all("begin", ground.record()[0])
             self.shards = Shards(self._actors, self.incarnation, self._bounds, wait)
-            self.host = _Host(self._spec, self.shards, self._threads)
+            self.host = RemoteHost(self._spec, self.shards, self._threads)
             keeper = self.host.round.open()
             assert keeper is not None
             self.keeper = keeper
@@ -170,6 +153,7 @@ class Incarnations:
             if not self._must_begin_again:
                 break
         ground.begin()
+        self._has_begun = True
         if not restored:
             self.host.round.restore(keeper, ground.snapshot(len(self._spec.members)))
         for session in self._sessions.values():

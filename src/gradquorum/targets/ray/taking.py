@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from gradquorum.errors import GradQuorumError, ResourceExhaustedError
+from gradquorum.errors import GradQuorumError, ResourceExhaustedError, UnavailableError
 from gradquorum.specs import RoundSpec, SparseSpec
 from gradquorum.targets import local
 from gradquorum.targets.interface import Merged
@@ -109,6 +109,9 @@ class Taker:
                     answer = (merge or self._merge)(seen, answer)
             except RayError as error:
                 client.resume(seen, error)
+                if client.incarnation == seen:  # the coordinator knows of nobody who has died
+                    words = "a call was lost; the round is kept for the next take, unless an actor has just died"
+                    raise UnavailableError(f"{words}: {error}") from error
                 if not client.is_durable:
                     client.raise_void(error)
                 continue
