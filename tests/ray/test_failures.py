@@ -252,11 +252,15 @@ def test_round_goes_on_for_who_is_silent_when_another_closes_after_a_restart(ray
 
 
 @pytest.mark.usefixtures("pooled")
-def test_shard_that_knows_nothing_of_the_incarnation_makes_the_round_void(ray_cluster, make):
+@pytest.mark.parametrize("who", ["worker", "taker"])
+def test_shard_that_knows_nothing_of_the_incarnation_makes_the_round_void(ray_cluster, make, who):
     acc = make()
     assert offer(acc, 1, 0)
     client = acc._target._client
-    ray_cluster.get(client.shards[0].begin.remote(Ground(None).record()[0]))  # as if it had been restarted unseen
+    later = Ground(None).record()[0]._replace(incarnation=client.incarnation + 1)
+    ray_cluster.get(client.shards[0].begin.remote(later))  # as if it had been restarted unseen
+    if who == "taker":
+        hear(acc.take_grad, 1)
     assert hear(acc.apply_grad, list(range(100)), np.ones((100, 1)), worker=1, sequence=1).resend == ((1, 0),)
 
 

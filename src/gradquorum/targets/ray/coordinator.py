@@ -119,6 +119,8 @@ class Coordinator:
             raise ClosedError("the round has been closed")
         session = self._session(token)
         self._watch(session, stay)
+        if seen == self.life.incarnation:
+            await self.life.check()
         for number in numbers:
             if number not in session.handles:
                 handle = self.life.host.round.open()

@@ -214,6 +214,16 @@ class Incarnations:
         except RayError as error:
             self.end(f"shard {index} has died ({type(error).__name__})")
 
+    async def check(self) -> None:
+        """Ask the shards whether they are those that have begun, as somebody could not work with them."""
+        calls = [actor.recall.remote() for actor in self._actors]
+        incarnation = self.incarnation
+        answers = await asyncio.gather(*[_answer(call) for call in calls], return_exceptions=True)
+        if any(getattr(answer, "incarnation", None) != incarnation for answer in answers):
+            if incarnation == self.incarnation:
+                self.end("a shard has died or was restarted")
+            await self.ready()
+
     async def record(self) -> None:
         """Have the shards keep what has been delivered. All do when this returns, or the file does."""
         ground = self.ground

@@ -52,7 +52,9 @@ class Shard:
         return self._recorded
 
     async def begin(self, recorded: Recorded) -> None:
-        """Begin an incarnation, with nothing held."""
+        """Begin an incarnation, with nothing held. One that is older comes too late."""
+        if recorded.incarnation < self._incarnation:
+            return
         self._incarnation = recorded.incarnation
         self._recorded = recorded
         self._held.clear()
