@@ -264,6 +264,18 @@ def test_shard_that_knows_nothing_of_the_incarnation_makes_the_round_void(ray_cl
     assert hear(acc.apply_grad, list(range(100)), np.ones((100, 1)), worker=1, sequence=1).resend == ((1, 0),)
 
 
+@pytest.mark.usefixtures("pooled")
+def test_take_that_was_given_up_before_it_came_takes_nothing(make):
+    acc = make()
+    assert offer(acc, 1, 0)
+    client = acc._target._client
+    take = client.new_number()
+    client.get(client.coordinator.give_back.remote(client.token, take))
+    terms = client.token, client.incarnation, acc._target._number, take, 1, None, False
+    client.get(client.coordinator.take.remote(*terms), timeout=60)
+    assert acc.num_accumulated() == 1
+
+
 def test_take_ends_when_the_workers_left_cannot_satisfy_it(ray_cluster, make):
     acc = make(expected_workers=2, max_per_worker=1)
 

@@ -34,8 +34,10 @@ class TakeQueue:
         timeout: float | None,
         exact: bool,
     ) -> None:
-        """Put a take in the queue."""
+        """Put a take in the queue, unless it has been given up already."""
         self._finish(session)
+        if take in session.given_up:
+            return
         loop, decided = asyncio.get_running_loop(), asyncio.Event()
         ticket = Ticket(handle, num_required, exact, wake=functools.partial(loop.call_soon_threadsafe, decided.set))
         self._life.host.round.enqueue(ticket)
@@ -57,7 +59,7 @@ class TakeQueue:
         if take.incarnation != self._life.incarnation:
             return Void(self._life.reason, began=True)
         if take.withdrawn:
-            del session.takes[number]
+            session.takes.pop(number, None)
             return None
         try:
             ticket.raise_error()
@@ -95,7 +97,7 @@ class TakeQueue:
         self._life.ground.settle(batch.contributions, batch.serial, (token, number), is_final=final)
         take.delivered = True
         if final:
-            self._finish(session)
+            session.forget_take(number)
         del batch
         await self._life.record()
         return None
@@ -116,6 +118,8 @@ class TakeQueue:
         """Keep a round for the next take: it did not arrive, or was lost by who had received it."""
         session = self._sessions.get(token)
         take = None if session is None else session.takes.pop(number, None)
+        if session is not None and take is None:
+            session.given_up.append(number)
         if take is None or take.incarnation != self._life.incarnation:
             return
         if take.delivered and not self._life.ground.unsettle((token, number)):
