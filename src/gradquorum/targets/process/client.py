@@ -17,7 +17,7 @@ import msgspec
 from gradquorum.errors import ClosedError, UnavailableError
 from gradquorum.targets.process import messages as m
 from gradquorum.targets.process.address import as_path, check_key, dial, find_key, know_key, known_key
-from gradquorum.targets.process.channel import ANSWER_SECONDS, BrokenChannel, Channel
+from gradquorum.targets.process.channel import ANSWER_SECONDS, AUTHENTICATE_SECONDS, BrokenChannel, Channel
 from gradquorum.targets.process.connection import Connection
 from gradquorum.targets.process.failures import to_error
 
@@ -111,6 +111,20 @@ class Client:
     # Sessions
 
     def _connect(self, token: bytes | None) -> tuple[Channel, bytes]:
+        """Return a connection and the session's token.
+
+        A server drops who is slow to prove its key, which on a busy machine can be anybody: then it is asked again.
+        """
+        until = time.monotonic() + ANSWER_SECONDS
+        while True:
+            began = time.monotonic()
+            try:
+                return self._shake_hands(token)
+            except UnavailableError:
+                if time.monotonic() - began < AUTHENTICATE_SECONDS or time.monotonic() > until:
+                    raise
+
+    def _shake_hands(self, token: bytes | None) -> tuple[Channel, bytes]:
         channel = Channel(dial(self.path), timeout=ANSWER_SECONDS)
         try:
             channel.show_key(find_key(self.path))
