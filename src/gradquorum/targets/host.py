@@ -62,6 +62,7 @@ class RoundHost:
         self._check_finite = options.on_nonfinite != "keep"
         self._refuses_nonfinite = options.on_nonfinite == "raise"
         self._plain_block, self._row_shape, self._num_table_rows = plainest(spec, self._reducers[0])
+        self._packed_block: Any = None if self._plain_block is None else self._reducers[0].packed_block
         self.coroutines: set[Any] = set()
         """The takes that coroutines wait for, in case their event loop is closed under them."""
         self.round = Round(
@@ -116,15 +117,33 @@ class RoundHost:
             self._compact()
         return receipt
 
-    def apply_plain(self, handle: Handle, indices: Any, values: Any, terms: Terms) -> ApplyReceipt | None:
+    def apply_plain(
+        self,
+        handle: Handle,
+        indices: Any,
+        values: Any,
+        terms: Terms,
+        packed_shape: tuple[int, ...] | None = None,
+    ) -> ApplyReceipt | None:
         """Check and apply in one go; None, and nothing has happened, unless it is the plainest of gradients.
 
         That is what `AbstractSparseReducer.plain_block` takes, for the one sparse member of a round.
+
+        Args:
+            handle: on the round.
+            indices: of the gradient, or the memory in which it lies, as `AbstractSparseReducer.pack` writes it,
+            values: of the gradient, or how many rows lie there,
+            terms: of the gradient,
+            packed_shape: None, or the shape of those rows.
         """
-        plain_block, row_shape = self._plain_block, self._row_shape
-        if plain_block is None:
+        make, row_shape = self._plain_block, self._row_shape
+        if make is None:
             return None
-        if row_shape is None:
+        if packed_shape is not None:
+            if row_shape is not None and row_shape != packed_shape:
+                return None
+            make, row_shape = self._packed_block, packed_shape
+        elif row_shape is None:
             if type(values) is not ndarray:
                 return None
             row_shape = values.shape[1:]
@@ -133,7 +152,7 @@ class RoundHost:
             weight = round_weight(weight, self._weight_dtypes[0])
         rows, check = self._num_table_rows, self._check_finite
         try:
-            block = plain_block(indices, values, row_shape, rows, weight, terms.lend, check)
+            block = make(indices, values, row_shape, rows, weight, terms.lend, check)
         except MemoryError as error:
             raise no_memory(error) from error
         if block is None or (self._refuses_nonfinite and not block.finite):

@@ -24,11 +24,11 @@ __all__ = [
     "gradient_parts",
     "late_error_of",
     "result_parts",
-    "sparse_parts",
     "write",
 ]
 
 _ALIGNMENT = 64
+"""As in `packed.hpp`: what `AbstractSparseReducer.pack` writes is the gradient of one sparse member."""
 LEND_FROM_BYTES = 1 << 17
 """Smaller gradients are copied: a block costs descriptors and pages, and is free again at once."""
 _INT64 = np.dtype(np.int64)
@@ -76,7 +76,7 @@ def _num_bytes(arrays: Iterable[NDArray[Any]]) -> int:
     return end
 
 
-def write(memory: NDArray[np.uint8], arrays: Iterable[NDArray[Any]]) -> None:
+def write(memory: Any, arrays: Iterable[NDArray[Any]]) -> None:
     """Write arrays to memory that has room for them."""
     end = 0
     for array in arrays:
@@ -86,14 +86,6 @@ def write(memory: NDArray[np.uint8], arrays: Iterable[NDArray[Any]]) -> None:
 
 
 # Gradients
-
-
-def sparse_parts(
-    indices: NDArray[np.int64], values: NDArray[Any], row_shape: tuple[int, ...]
-) -> tuple[tuple[Part, ...], tuple[NDArray[Any], ...], int]:
-    """Return for a gradient of one sparse member, in order, what `gradient_parts` does."""
-    end = -(-indices.nbytes // _ALIGNMENT) * _ALIGNMENT + values.nbytes
-    return (Part(len(indices), row_shape),), (indices, values), end
 
 
 def gradient_parts(
@@ -119,7 +111,7 @@ def gradient_parts(
 
 def are_lent(arrays: Iterable[NDArray[Any]]) -> bool:
     """Return whether the server, if it can, lends a gradient of such arrays to its round instead of copying it."""
-    return sum([array.nbytes for array in arrays]) >= LEND_FROM_BYTES
+    return sum(array.nbytes for array in arrays) >= LEND_FROM_BYTES
 
 
 def late_error_of(part: Part) -> str | None:
