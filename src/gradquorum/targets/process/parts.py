@@ -19,9 +19,9 @@ from gradquorum.validation import CheckedGradient, CheckedSparse
 
 __all__ = [
     "LEND_FROM_BYTES",
-    "are_lent",
     "arrays_of",
     "gradient_parts",
+    "is_lent",
     "late_error_of",
     "result_parts",
     "write",
@@ -109,9 +109,14 @@ def gradient_parts(
     return tuple(parts), arrays, _num_bytes(arrays)
 
 
-def are_lent(arrays: Iterable[NDArray[Any]]) -> bool:
-    """Return whether the server, if it can, lends a gradient of such arrays to its round instead of copying it."""
-    return sum(array.nbytes for array in arrays) >= LEND_FROM_BYTES
+def is_lent(specs: Sequence[Spec], parts: Sequence[Part]) -> bool:
+    """Return whether the server, if it can, lends a gradient of such parts to its round instead of copying it."""
+    num_bytes = 0
+    for spec, part in zip(specs, parts, strict=True):
+        if part.shape is not None and part.late_error is None:
+            row_bytes = math.prod(part.shape) * spec.dtype.itemsize  # Python's integers do not overflow
+            num_bytes += row_bytes if part.num_rows is None else part.num_rows * (_INT64.itemsize + row_bytes)
+    return num_bytes >= LEND_FROM_BYTES
 
 
 def late_error_of(part: Part) -> str | None:

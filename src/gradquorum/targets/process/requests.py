@@ -25,7 +25,7 @@ from gradquorum.targets.interface import Terms
 from gradquorum.targets.process import messages as m
 from gradquorum.targets.process.channel import HEARTBEAT_SECONDS, BrokenChannel
 from gradquorum.targets.process.hosted import HostedRound
-from gradquorum.targets.process.parts import LEND_FROM_BYTES, are_lent, arrays_of, late_error_of
+from gradquorum.targets.process.parts import LEND_FROM_BYTES, arrays_of, is_lent, late_error_of
 from gradquorum.targets.process.receipts import to_judged
 from gradquorum.targets.process.specs import from_spec, to_spec
 from gradquorum.targets.process.states import pack, unpack
@@ -166,7 +166,7 @@ def _judge(link: Link, message: m.Apply) -> ApplyReceipt:
         message.block is not None
         and len(memory) >= LEND_FROM_BYTES
         and link.blocks.num_in_use <= _MAX_LENT
-        and are_lent(arrays_of(memory, hosted.members, message.parts))
+        and is_lent(hosted.members, message.parts)
     )
     terms = Terms(message.local_step, worker, message.sequence, message.weight, lend, message.timeout)
     if (

@@ -19,7 +19,7 @@ from gradquorum.targets.process.channel import BrokenChannel
 from gradquorum.targets.process.client import Client
 from gradquorum.targets.process.connection import Connection
 from gradquorum.targets.process.failures import to_error
-from gradquorum.targets.process.parts import are_lent, gradient_parts, write
+from gradquorum.targets.process.parts import gradient_parts, is_lent, write
 from gradquorum.targets.process.receipts import to_receipt
 from gradquorum.validation import CheckedDense, CheckedGradient, CheckedSparse, plain_sparse
 
@@ -43,8 +43,9 @@ class Sender:
             else None
             for member, reducer in zip(spec.members.values(), spec.reducer_specs(), strict=True)
         ]
-        members = list(spec.members.values())
-        self._only = members[0] if len(members) == 1 and isinstance(members[0], SparseSpec) else None
+        self._members = tuple(spec.members.values())
+        only = self._members[0]
+        self._only = only if len(self._members) == 1 and isinstance(only, SparseSpec) else None
         self._plain_block: Callable[..., Any] | None = None
         if self._only is not None and self._reducers[0] is not None:
             self._plain_block, self._row_shape, self._num_table_rows = plainest(spec, self._reducers[0])
@@ -57,7 +58,7 @@ class Sender:
             GradQuorumError: what a local apply raises.
             UnavailableError: the server is gone.
         """
-        copied = not are_lent(gradient_parts(gradients)[1])
+        copied = not is_lent(self._members, gradient_parts(gradients)[0])
         try:
             gradients = [_merged(*one, copied) for one in zip(self._reducers, gradients, strict=True)]
         except MemoryError as error:
