@@ -1,4 +1,4 @@
-"""A block written to memory, and memory read as a block: the layout is that of `parts.py`, and nothing said is believed."""
+"""A block written to memory, and memory read as one: the layout is that of `parts.py`, and nothing said is believed."""
 
 import sys
 import weakref

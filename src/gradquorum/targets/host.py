@@ -36,7 +36,14 @@ class RoundHost:
     Nothing here is guarded: it does not change after `__init__`, but for `hold_little`. The round has the lock.
     """
 
-    def __init__(self, spec: RoundSpec) -> None:
+    def __init__(self, spec: RoundSpec, *, compaction_threads: int | None = None) -> None:
+        """Make a round.
+
+        Args:
+            spec: what it does.
+            compaction_threads: that a compaction may use where the spec does not say how many a merge may; None for
+                all cores.
+        """
         options = spec.options
         engine = get_engine(options.engine)
         self.spec = spec
@@ -49,6 +56,12 @@ class RoundHost:
             _reducer(engine, member, reducer, weighs=self._policy.weighs)
             for member, reducer in zip(self._specs, self._reducer_specs, strict=True)
         ]
+        self._compactors = self._reducers
+        if compaction_threads is not None and options.num_threads is None:
+            self._compactors = [
+                _reducer(engine, member, reducer._replace(num_threads=compaction_threads), weighs=self._policy.weighs)
+                for member, reducer in zip(self._specs, self._reducer_specs, strict=True)
+            ]
         self._weight_dtypes = spec.weight_dtypes()
         self._has_weight = [dtype is not None for dtype in self._weight_dtypes]
         if self._policy.weighs:
@@ -271,7 +284,7 @@ class RoundHost:
         line = self._growth * distinct
         if sum(contribution.num_bytes for contribution in contributions) <= growth * distinct:
             return None, line
-        blocks = tuple(reducer.compact(log) for reducer, log in zip(self._reducers, logs, strict=True))
+        blocks = tuple(compactor.compact(log) for compactor, log in zip(self._compactors, logs, strict=True))
         forms = tuple(
             next((c.forms[i] for c in contributions if c.forms[i] is not None), None)
             for i in range(len(self._reducers))
