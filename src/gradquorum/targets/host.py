@@ -36,7 +36,14 @@ class RoundHost:
     Nothing here is guarded: it does not change after `__init__`, but for `hold_little`. The round has the lock.
     """
 
-    def __init__(self, spec: RoundSpec) -> None:
+    def __init__(self, spec: RoundSpec, *, compaction_threads: int | None = None) -> None:
+        """Make a round.
+
+        Args:
+            spec: what it does.
+            compaction_threads: that a compaction may use where the spec does not say how many a merge may; None for
+                all cores.
+        """
         options = spec.options
         engine = get_engine(options.engine)
         self.spec = spec
@@ -49,6 +56,12 @@ class RoundHost:
             _reducer(engine, member, reducer, weighs=self._policy.weighs)
             for member, reducer in zip(self._specs, self._reducer_specs, strict=True)
         ]
+        self._compactors = self._reducers
+        if compaction_threads is not None and options.num_threads is None:
+            self._compactors = [
+                _reducer(engine, member, reducer._replace(num_threads=compaction_threads), weighs=self._policy.weighs)
+                for member, reducer in zip(self._specs, self._reducer_specs, strict=True)
+            ]
         self._weight_dtypes = spec.weight_dtypes()
         self._has_weight = [dtype is not None for dtype in self._weight_dtypes]
         if self._policy.weighs:
@@ -62,6 +75,7 @@ class RoundHost:
         self._check_finite = options.on_nonfinite != "keep"
         self._refuses_nonfinite = options.on_nonfinite == "raise"
         self._plain_block, self._row_shape, self._num_table_rows = plainest(spec, self._reducers[0])
+        self._packed_block: Any = None if self._plain_block is None else self._reducers[0].packed_block
         self.coroutines: set[Any] = set()
         """The takes that coroutines wait for, in case their event loop is closed under them."""
         self.round = Round(
@@ -116,15 +130,33 @@ class RoundHost:
             self._compact()
         return receipt
 
-    def apply_plain(self, handle: Handle, indices: Any, values: Any, terms: Terms) -> ApplyReceipt | None:
+    def apply_plain(
+        self,
+        handle: Handle,
+        indices: Any,
+        values: Any,
+        terms: Terms,
+        packed_shape: tuple[int, ...] | None = None,
+    ) -> ApplyReceipt | None:
         """Check and apply in one go; None, and nothing has happened, unless it is the plainest of gradients.
 
         That is what `AbstractSparseReducer.plain_block` takes, for the one sparse member of a round.
+
+        Args:
+            handle: on the round.
+            indices: of the gradient, or the memory in which it lies, as `AbstractSparseReducer.pack` writes it,
+            values: of the gradient, or how many rows lie there,
+            terms: of the gradient,
+            packed_shape: None, or the shape of those rows.
         """
-        plain_block, row_shape = self._plain_block, self._row_shape
-        if plain_block is None:
+        make, row_shape = self._plain_block, self._row_shape
+        if make is None:
             return None
-        if row_shape is None:
+        if packed_shape is not None:
+            if row_shape is not None and row_shape != packed_shape:
+                return None
+            make, row_shape = self._packed_block, packed_shape
+        elif row_shape is None:
             if type(values) is not ndarray:
                 return None
             row_shape = values.shape[1:]
@@ -133,7 +165,7 @@ class RoundHost:
             weight = round_weight(weight, self._weight_dtypes[0])
         rows, check = self._num_table_rows, self._check_finite
         try:
-            block = plain_block(indices, values, row_shape, rows, weight, terms.lend, check)
+            block = make(indices, values, row_shape, rows, weight, terms.lend, check)
         except MemoryError as error:
             raise no_memory(error) from error
         if block is None or (self._refuses_nonfinite and not block.finite):
@@ -252,7 +284,7 @@ class RoundHost:
         line = self._growth * distinct
         if sum(contribution.num_bytes for contribution in contributions) <= growth * distinct:
             return None, line
-        blocks = tuple(reducer.compact(log) for reducer, log in zip(self._reducers, logs, strict=True))
+        blocks = tuple(compactor.compact(log) for compactor, log in zip(self._compactors, logs, strict=True))
         forms = tuple(
             next((c.forms[i] for c in contributions if c.forms[i] is not None), None)
             for i in range(len(self._reducers))
