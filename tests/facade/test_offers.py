@@ -49,6 +49,23 @@ def offer(acc, value):
     acc.apply_grad([1], np.float32([[value]]), local_step=None)
 
 
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_round_that_was_read_is_delivered_if_its_line_is_marked(acc, offers, is_marked):
+    from gradquorum.tensorflow import lifelines
+
+    number, line = begin(offers)
+    offer(acc, 5.0)
+    assert offers.listener.wake.acquire(timeout=TIMEOUT)
+    assert offers.read(number).values.tolist() == [[5.0]]
+    if is_marked:
+        line[0] = lifelines._MARKED
+    line = None  # cut
+    assert offers.listener.all_gone == [number]
+    offer(acc, 6.0)
+    assert acc.take_grad(1, timeout=TIMEOUT).values.tolist() == [[6.0 if is_marked else 5.0]]
+    assert acc.num_undelivered == 0
+
+
 def test_round_is_announced_and_fetched(acc, offers):
     number, _line = begin(offers)
     assert not offers.has_ended(number)

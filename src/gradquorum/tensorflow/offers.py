@@ -18,12 +18,12 @@ from gradquorum.tensorflow.lifelines import lifeline
 __all__ = ["AbstractListener", "Offers"]
 
 
-_BACK_SECONDS = 1.0
-"""How long the end of a run may wait until its round is back."""
+_SETTLE_SECONDS = 1.0
+"""How long the end of a run may wait until its round is back, or is known to be delivered."""
 
 
 class _Unfetched(CancelledError):
-    """Nobody has fetched a round, which goes back."""
+    """Nobody has got a round, which goes back."""
 
 
 class AbstractListener(ABC):
@@ -53,7 +53,8 @@ class _Take:
         self._lock = threading.Lock()
         self._is_announced = False
         self._settled = threading.Event()
-        self._is_fetched = False
+        self._is_delivered = False
+        self._offered: Any = None
 
     def end(self, *_: object) -> None:
         """Announce, once, that a round or an error is there."""
@@ -63,38 +64,38 @@ class _Take:
             self.has_ended = True
             self._announce()
 
-    def offer(self, _: object) -> None:
-        """Wait until the round is fetched: in the thread of the take, which then delivers it.
+    def offer(self, result: Any) -> None:
+        """Wait until the round is delivered: in the thread of the take.
 
         Raises:
-            _Unfetched: nobody will fetch it.
+            _Unfetched: it will not be.
         """
+        self._offered = result
         self.end()
         self._settled.wait()
-        if not self._is_fetched:
+        if not self._is_delivered:
             raise _Unfetched("take_grad: the run of the operation ended before it had the round, which went back")
 
-    def fetch(self) -> Any:
-        """Return the round, or raise what ended the take."""
-        self._is_fetched = True
-        self._settled.set()
-        return self.future.result()
+    def read(self) -> Any:
+        """Return the round, which is not delivered by that, or raise what ended the take."""
+        return self.future.result() if self._offered is None else self._offered
 
-    def drop(self) -> None:
-        """End the take: it leaves its line, or its round goes back, which whoever takes next is to find."""
+    def settle(self, *, is_delivered: bool) -> None:
+        """End the take: it leaves its line, or its round is delivered or goes back for whoever takes next."""
         with self._lock:
             self._is_announced = True
+        self._is_delivered = is_delivered
         self._settled.set()
-        if not self.future.cancel():
-            concurrent.futures.wait([self.future], _BACK_SECONDS)
+        if is_delivered or not self.future.cancel():
+            concurrent.futures.wait([self.future], _SETTLE_SECONDS)
 
 
 class Offers:
     """The takes of one accumulator, by number. Each is in the accumulator's line as soon as it has begun.
 
     A take is several operations, the first begins it and the last fetches its round, and their run may end before the
-    last. So a lifeline goes from the first to the last: if it is cut, the take leaves its line, and a round that has
-    come for it goes back to the accumulator. It can neither be lost nor keep others waiting.
+    last. So a lifeline goes from the first to the last: if it is cut unmarked, the take leaves its line, and a round
+    that has come for it goes back to the accumulator. It can neither be lost nor keep others waiting.
 
     Guarded by ``_lock``: ``_takes``.
     """
@@ -119,20 +120,27 @@ class Offers:
         """Whether there is something to fetch."""
         return self._takes[number].has_ended
 
+    def read(self, number: int) -> Any:
+        """Return the round of a take that has ended. It is delivered if the lifeline is marked before it is cut.
+
+        Raises:
+            GradQuorumError: what ended the take.
+        """
+        return self._takes[number].read()
+
     def fetch(self, number: int) -> Any:
         """Return the round of a take that has ended, which is delivered by that.
 
         Raises:
             GradQuorumError: what ended the take.
         """
-        with self._lock:
-            take = self._takes.pop(number)
-        self._listener.gone(number)
-        return take.fetch()
+        take = self._takes[number]
+        self._cut(number, True)
+        return take.future.result()
 
-    def _cut(self, number: int) -> None:
+    def _cut(self, number: int, is_marked: bool) -> None:
         with self._lock:
             take = self._takes.pop(number, None)
         if take is not None:
-            take.drop()
+            take.settle(is_delivered=is_marked)
             self._listener.gone(number)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gradquorum.tensorflow.lifelines import lifeline
 
-__all__ = ["AbstractSessionObserver", "check_running", "observe_sessions", "session_marks", "session_number"]
+__all__ = ["AbstractSessionObserver", "check_running", "observe_sessions", "session_number"]
 
 _COLLECTION = "gradquorum/session"
 _numbers = itertools.count(1)
@@ -49,21 +49,15 @@ def check_running() -> Any:
     return tf.raw_ops.MutexLock(mutex=_of_graph()[1])
 
 
-def session_marks() -> Any:
-    """Return a table of numbers in each session, for marks that no Python function has to make."""
-    return _of_graph()[2]
-
-
-def _of_graph() -> tuple[Any, Any, Any]:
-    """Return the number of the session, a mutex and a table, made once for each graph and outside of all scopes."""
+def _of_graph() -> tuple[Any, Any]:
+    """Return the number of the session and a mutex, made once for each graph and outside of all scopes."""
     with tf.init_scope():  # the graph of the session, and not that of a branch or a loop in it
         graph = tf.compat.v1.get_default_graph()
         made: list[Any] = graph.get_collection_ref(_COLLECTION)
         if not made:
             with graph.as_default(), tf.control_dependencies(None), tf.compat.v1.name_scope("gradquorum/"):
-                marks = tf.raw_ops.MutableHashTableV2(key_dtype=tf.int64, value_dtype=tf.int64, name="marks")
-                made += [_build_number(), tf.raw_ops.MutexV2(name="running"), marks]
-        return made[0], made[1], made[2]
+                made += [_build_number(), tf.raw_ops.MutexV2(name="running")]
+        return made[0], made[1]
 
 
 def _build_number() -> Any:
@@ -101,6 +95,6 @@ def _open(found: Any) -> tuple[Any, NDArray[np.int64]]:
     return np.int64(number), lifeline(functools.partial(_tell, number))
 
 
-def _tell(number: int) -> None:
+def _tell(number: int, _is_marked: bool) -> None:
     for observer in tuple(_observers):
         observer.session_gone(number)
