@@ -336,3 +336,28 @@ def test_shared_name_is_one_of_its_graph_and_container(tf, gqtf):
             session.run(applies)
             assert session.run(takes).tolist() == [[1.0]]
             assert session.run(counts) == [0, 1, 1]
+
+
+@pytest.mark.parametrize("devices", [("/cpu:0", "/cpu:1"), ("/cpu:1", "/device:CPU:1"), ("", "/cpu:0")])
+def test_shared_name_is_one_of_its_device(tf, gqtf, devices):
+    """As with TensorFlow's own, and however the device is written."""
+    v1, seen = tf.compat.v1, []
+    for classes in (v1, gqtf):
+        with v1.Graph().as_default():
+            ops = []
+            for device, value in zip(devices, (1.0, 2.0), strict=True):
+                with tf.device(device):
+                    acc = classes.SparseConditionalAccumulator(tf.float32, shared_name="test-devices")
+                    apply, take = acc.apply_grad([1], [[value]], local_step=5), acc.take_grad(1).values
+                    ops.append((apply, acc.num_accumulated(), take))
+            counts = [count for _, count, _ in ops]
+            config = v1.ConfigProto(device_count={"CPU": 2}, operation_timeout_in_ms=int(1000 * TIMEOUT))
+            with v1.Session(config=config) as session:
+                taken = []
+                for apply, _, take in ops:
+                    session.run(apply)
+                    taken.append(session.run(counts))
+                for _, _, take in ops[: 2 if devices == ("/cpu:0", "/cpu:1") else 1]:
+                    taken.append((session.run(take).tolist(), session.run(counts)))
+                seen.append(taken)
+    assert seen[0] == seen[1]

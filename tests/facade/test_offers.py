@@ -27,7 +27,7 @@ def offers(gqtf, acc):
             self.all_ended, self.all_gone = [], []
             self.wake = threading.Semaphore(0)
 
-        def ended(self, number):
+        def ended(self, number, *, is_cancelled):
             self.all_ended.append(number)
             self.wake.release()
 

@@ -42,7 +42,7 @@ class GatedBackend(AbstractBackend):
             reduction_type="SUM",
             name=name,
         )
-        self._gate = session_number()
+        self._gate = session_number(self.reference)
 
     def apply(self, gradient: Sequence[Any], local_step: Any, name: str | None) -> Any:
         tensors = GradientTensors.of(gradient, self._dtype)

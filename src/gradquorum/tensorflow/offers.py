@@ -30,7 +30,7 @@ class AbstractListener(ABC):
     """What is told of the takes of an `Offers`, in any thread."""
 
     @abstractmethod
-    def ended(self, number: int) -> None:
+    def ended(self, number: int, *, is_cancelled: bool) -> None:
         """A round has come for a take, or an error: there is something to fetch. Called once at most."""
 
     @abstractmethod
@@ -46,7 +46,7 @@ class _Take:
 
     future: concurrent.futures.Future[Any]
 
-    def __init__(self, announce: Callable[[], None]) -> None:
+    def __init__(self, announce: Callable[..., None]) -> None:
         self.has_ended = False
         """The round has come, or an error. Set before it is announced."""
         self._announce = announce
@@ -56,13 +56,14 @@ class _Take:
         self._is_delivered = False
         self._offered: Any = None
 
-    def end(self, *_: object) -> None:
-        """Announce, once, that a round or an error is there."""
+    def end(self, future: concurrent.futures.Future[Any] | None = None) -> None:
+        """Announce, once, that a round or, in the future, an error is there."""
         with self._lock:
             is_announced, self._is_announced = self._is_announced, True
         if not is_announced:
             self.has_ended = True
-            self._announce()
+            is_cancelled = future is not None and isinstance(future.exception(), CancelledError)
+            self._announce(is_cancelled=is_cancelled)
 
     def offer(self, result: Any) -> None:
         """Wait until the round is delivered: in the thread of the take.

@@ -70,7 +70,7 @@ class SessionWait(AbstractWait):
         with tf.control_dependencies([is_delivered]):
             return list(tf.identity_n(result))
 
-    def ended(self, number: int) -> None:
+    def ended(self, number: int, *, is_cancelled: bool) -> None:
         with _changed:
             _ended.add(number)
             _changed.notify_all()
