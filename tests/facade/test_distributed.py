@@ -282,6 +282,22 @@ def test_round_that_was_read_when_the_time_was_over_goes_back(
     assert shared.num_undelivered == 0
 
 
+def test_take_when_its_accumulator_is_closed_ends_as_unknown_error_with_the_words(
+    tf, gqtf, server, shared, name, in_graph, run_thread
+):
+    """Unlike one whose session is closed: this error comes out of a Python function."""
+    with in_graph.build():
+        acc = gqtf.SparseConditionalAccumulator("float32", [5, 1], shared_name=name, target=server.address)
+        take = acc.take_grad(1)
+    with in_graph.session() as session:
+        taking = run_thread(session.run, take)
+        wait_until(lambda: len(server._service.rounds._rounds[name].round._queue) == 1)
+        acc.accumulator_ref.close()
+        error = taking.error()
+    assert isinstance(error, tf.errors.UnknownError)
+    assert "TakeGrad operation was cancelled" in error.message
+
+
 def test_number_that_is_no_integer_is_refused_when_the_graph_is_built(tf, gqtf, server, shared, name, in_graph):
     with in_graph.build():
         acc = gqtf.SparseConditionalAccumulator("float32", [5, 1], shared_name=name, target=server.address)

@@ -101,7 +101,8 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
             None is the default target of `gradquorum.connect`.
 
     Raises:
-        ValueError: an argument cannot be; in eager mode `tf.errors.InvalidArgumentError`.
+        ValueError: an argument cannot be; in eager mode `tf.errors.InvalidArgumentError`. A shape that is none is a
+            ValueError or TypeError in all modes.
 
     Example:
         >>> import gradquorum.tensorflow as gqtf
