@@ -1,5 +1,6 @@
 """Takes of operations whose run may end at any moment: nothing is lost, and nobody waits for them."""
 
+import concurrent.futures
 import itertools
 import threading
 
@@ -122,3 +123,42 @@ def test_take_that_cannot_begin_leaves_nothing(acc, offers):
     with pytest.raises(gq.InvalidArgumentError):
         begin(offers, 0)
     assert not offers._takes
+
+
+def test_round_whose_delivery_could_not_be_told_is_logged(gqtf, run_thread, caplog):
+    from gradquorum.tensorflow import lifelines
+    from gradquorum.tensorflow.offers import AbstractListener, Offers
+
+    class Listener(AbstractListener):
+        def __init__(self):
+            self.wake = threading.Event()
+
+        def ended(self, number, *, is_cancelled):
+            self.wake.set()
+
+        def gone(self, number):
+            pass
+
+    class Broken:
+        """A target whose connection breaks when the round is on its way."""
+
+        def _submit_offer(self, num_required, timeout, accept):
+            future = concurrent.futures.Future()
+            future.set_running_or_notify_cancel()
+
+            def take():
+                accept("a round")
+                future.set_exception(gq.UnavailableError("injected"))
+
+            self.taking = run_thread(take)
+            return future
+
+    broken, listener = Broken(), Listener()
+    offers = Offers(broken, listener)
+    line = offers.begin(1, 1)
+    assert listener.wake.wait(TIMEOUT)
+    assert offers.read(1) == "a round"
+    line[0] = lifelines._MARKED
+    line = None  # cut
+    broken.taking.result()
+    assert "a round was delivered, but where it lives does not know" in caplog.text

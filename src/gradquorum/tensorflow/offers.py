@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from gradquorum.tensorflow.lifelines import lifeline
 __all__ = ["AbstractListener", "Offers"]
 
 
+_logger = logging.getLogger("gradquorum")
 _SETTLE_SECONDS = 1.0
 """How long the end of a run may wait until its round is back, or is known to be delivered."""
 
@@ -90,6 +92,10 @@ class _Take:
         if is_delivered or not self.future.cancel():
             concurrent.futures.wait([self.future], _SETTLE_SECONDS)
 
+    def is_known_to_be_delivered(self) -> bool:
+        """Whether the accumulator knows, too, once it is settled."""
+        return self.future.done() and self.future.exception() is None
+
 
 class Offers:
     """The takes of one accumulator, by number. Each is in the accumulator's line as soon as it has begun.
@@ -136,12 +142,18 @@ class Offers:
             GradQuorumError: what ended the take.
         """
         take = self._takes[number]
-        self._cut(number, True)
+        self._settle(number, is_delivered=True)
         return take.future.result()
 
     def _cut(self, number: int, is_marked: bool) -> None:
+        take = self._settle(number, is_delivered=is_marked)
+        if take is not None and is_marked and not take.is_known_to_be_delivered():
+            _logger.warning("take_grad: a round was delivered, but where it lives does not know; it may be taken again")
+
+    def _settle(self, number: int, *, is_delivered: bool) -> _Take | None:
         with self._lock:
             take = self._takes.pop(number, None)
         if take is not None:
-            take.settle(is_delivered=is_marked)
+            take.settle(is_delivered=is_delivered)
             self._listener.gone(number)
+        return take
