@@ -50,9 +50,13 @@ def session_number(gate: Any) -> Any:
 def check_running() -> Any:
     """Return an operation that fails where its run has ended, which Python operations do not notice.
 
-    It locks a mutex that nobody holds for long: the lock is freed at once, as nothing takes it.
+    Operations of a queue look for that in the thread that they are in. What is put in is taken out, unless the run
+    ends in between.
     """
-    return tf.raw_ops.MutexLock(mutex=_once_in_graph("running", lambda: tf.raw_ops.MutexV2(name="running")))
+    make = functools.partial(tf.raw_ops.FIFOQueueV2, component_types=[tf.bool], shapes=[[]], name="running")
+    queue = _once_in_graph("running", make)
+    with tf.control_dependencies([tf.raw_ops.QueueEnqueueV2(handle=queue, components=[tf.constant(True)])]):
+        return tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.bool])[0]
 
 
 def _once_in_graph(what: str, build: Callable[[], Any]) -> Any:
