@@ -8,6 +8,9 @@ FUZZ_SECONDS ?= 30
 GUARD_ARGS ?=
 PYTEST_ARGS ?=
 
+# Tests are spread over the cores, but no more than eight: each process has a server of its own. In one: PYTEST_ARGS="-n 0".
+PYTEST_SPREAD := --numprocesses auto --maxprocesses 8 --dist worksteal
+
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -89,7 +92,7 @@ endef
 test: $(MAIN)/.group-test ## the tests, under five minutes
 	$(call check_engine,$(MAIN)/bin/python)
 	$(MAIN)/bin/python -m pytest --quiet --doctest-modules src $(WITHOUT_NATIVE) $(WITHOUT_ADAPTERS)
-	$(MAIN)/bin/python -m pytest tests -m "not slow and not frameworks" $(PYTEST_ARGS)
+	$(MAIN)/bin/python -m pytest tests $(PYTEST_SPREAD) -m "not slow and not frameworks" $(PYTEST_ARGS)
 	@echo "make test: everything passed."
 
 # Tests of others fork, which with JAX's threads beside them may deadlock, and makes JAX warn. Those on Ray share a cluster.
@@ -98,9 +101,9 @@ IN_A_PROCESS_OF_THEIR_OWN := tests/facade tests/frameworks
 test-all: $(ALL)/.group-test $(ALL)/.group-frameworks $(ALL)/.group-ray ## everything, with PyTorch, JAX, TensorFlow and Ray installed; nothing may be skipped
 	$(call check_engine,$(ALL)/bin/python)
 	$(ALL)/bin/python -m pytest --quiet --doctest-modules src
-	$(ALL)/bin/python -m pytest tests --require-all -m "not ray" $(IN_A_PROCESS_OF_THEIR_OWN:%=--ignore=%) $(PYTEST_ARGS)
-	$(ALL)/bin/python -m pytest $(IN_A_PROCESS_OF_THEIR_OWN) --require-all $(PYTEST_ARGS)
-	$(ALL)/bin/python -m pytest tests --require-all -m ray $(IN_A_PROCESS_OF_THEIR_OWN:%=--ignore=%) $(PYTEST_ARGS)
+	$(ALL)/bin/python -m pytest tests $(PYTEST_SPREAD) --require-all -m "not ray" $(IN_A_PROCESS_OF_THEIR_OWN:%=--ignore=%) $(PYTEST_ARGS)
+	$(ALL)/bin/python -m pytest $(IN_A_PROCESS_OF_THEIR_OWN) $(PYTEST_SPREAD) --require-all $(PYTEST_ARGS)
+	$(ALL)/bin/python -m pytest tests $(PYTEST_SPREAD) --require-all -m ray $(IN_A_PROCESS_OF_THEIR_OWN:%=--ignore=%) $(PYTEST_ARGS)
 	$(ALL)/bin/python -m benchmarks.instructions $(GUARD_ARGS)
 	@echo "make test-all: everything passed."
 
@@ -138,7 +141,7 @@ sanitize-cpp: $(MAIN)/.package
 # --capture=sys: a report is written to the descriptor itself, and must be seen.
 sanitize-python: $(SANITIZED)/.group-test
 	$(call check_engine,$(INSTRUMENTED))
-	$(INSTRUMENTED) -m pytest tests --capture=sys -m "not slow and not frameworks" -o timeout=600 $(PYTEST_ARGS)
+	$(INSTRUMENTED) -m pytest tests $(PYTEST_SPREAD) --capture=sys -m "not slow and not frameworks" -o timeout=600 $(PYTEST_ARGS)
 
 INSTRUMENTED = LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc $(SANITIZED)/bin/python

@@ -144,6 +144,12 @@ bool ArrayIn::hold(nb::handle array) {
   return false;
 }
 
+WritableBytes::WritableBytes(nb::handle object) {
+  if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_WRITABLE) != 0) throw nb::python_error();
+}
+
+WritableBytes::~WritableBytes() { PyBuffer_Release(&view_); }
+
 bool ArrayIn::is_of(gq::DType type, bool complex) const {
   const Format format = format_of(type, complex);
   const char* const have = view_.format;

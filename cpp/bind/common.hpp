@@ -78,11 +78,28 @@ class ArrayIn {
   const void* data() const { return view_.buf; }                                        ///< First element.
   std::size_t ndim() const { return static_cast<std::size_t>(view_.ndim); }              ///< Number of dims.
   std::size_t dim(std::size_t i) const { return static_cast<std::size_t>(view_.shape[i]); }  ///< Size of a dim.
+  std::size_t num_bytes() const { return static_cast<std::size_t>(view_.len); }          ///< Of all elements.
   /// True if the elements are of this type, in native byte order, each at a multiple of its (real) size.
   bool is_of(gq::DType type, bool complex) const;
 
  private:
   Py_buffer view_{};  ///< Its obj is null if nothing is held.
+};
+
+/// Writable memory of Python's, held by the buffer protocol while this lives. Made and destroyed with the GIL.
+class WritableBytes {
+ public:
+  /// Throws what the object raises if it has no contiguous writable memory.
+  explicit WritableBytes(nb::handle object);
+  ~WritableBytes();
+  WritableBytes(const WritableBytes&) = delete;
+  WritableBytes& operator=(const WritableBytes&) = delete;
+
+  unsigned char* data() const { return static_cast<unsigned char*>(view_.buf); }    ///< First byte.
+  std::size_t size() const { return static_cast<std::size_t>(view_.len); }          ///< Number of bytes.
+
+ private:
+  Py_buffer view_{};  ///< What is held.
 };
 
 /// True for an object of exactly NumPy's type, false for subclasses (they may say something else of themselves), and

@@ -6,6 +6,7 @@
 
 #include "common.hpp"
 #include "gradquorum/log.hpp"
+#include "gradquorum/packed.hpp"
 
 namespace {
 
@@ -53,11 +54,32 @@ class SparseReducer {
     if (ids.ndim() != 1 || !ids.is_of(gq::DType::i64, false)) return {};
     if (!values.is_of(bound_.spec.storage, bound_.complex)) return {};
     if (values.ndim() == 0 || values.dim(0) != ids.dim(0) || !ends_in(values, row_shape)) return {};
-    SparseBlock out = made(ids, std::move(values), weight, lends, check_finite);
-    if (out.core.num_rows == 0) return {};
-    const std::int64_t* const ordered = out.core.ids.as<std::int64_t>();
-    if (ordered[0] < 0 || ordered[out.core.num_rows - 1] >= num_table_rows) return {};
-    return out;
+    return in_table(made(ids, std::move(values), weight, lends, check_finite), num_table_rows);
+  }
+
+  std::optional<SparseBlock> packed_block(nb::handle memory, std::size_t num_rows, nb::handle row_shape,
+                                          std::int64_t num_table_rows, double weight, bool lends,
+                                          bool check_finite) const {
+    ArrayIn packed;
+    if (!packed.hold(memory) || reinterpret_cast<std::uintptr_t>(packed.data()) % sizeof(std::int64_t) != 0) return {};
+    gq::Gradient gradient;
+    gradient.width = bound_.parts();
+    for (const std::size_t dim : to_shape(row_shape, 0, false)) {
+      if (dim != 0 && gradient.width > packed.num_bytes() / dim) return {};
+      gradient.width *= dim;
+    }
+    const std::size_t row_bytes = gq::checked_mul(gradient.width, gq::item_bytes(bound_.spec.storage));
+    const auto* const bytes = static_cast<const unsigned char*>(packed.data());
+    if (num_rows == 0 || !gq::unpack(bytes, packed.num_bytes(), num_rows, row_bytes, gradient)) return {};
+    return in_table(made(gradient, std::move(packed), weight, lends, check_finite), num_table_rows);
+  }
+
+  void pack(const SparseBlock& block, nb::handle memory) const {
+    const WritableBytes to(memory);
+    const std::size_t bytes = gq::packed_bytes(block.core);
+    if (to.size() < bytes) throw nb::value_error("memory: no room for the block");
+    const UnlockedFor unlocked(bytes);
+    gq::pack(bound_.spec, block.core, to.data());
   }
 
   std::tuple<std::size_t, Memory, Memory, Memory> merge(nb::handle blocks, nb::handle row_shape,
@@ -165,15 +187,28 @@ class SparseReducer {
     for (std::size_t i = 1; i < values.ndim(); ++i) gradient.width = gq::checked_mul(gradient.width, values.dim(i));
     gradient.ids = static_cast<const std::int64_t*>(ids.data());
     gradient.values = static_cast<const unsigned char*>(values.data());
+    return made(gradient, std::move(values), weight, lends, check_finite);
+  }
+
+  /// A block of a gradient whose values lie in `memory`.
+  SparseBlock made(gq::Gradient& gradient, ArrayIn memory, double weight, bool lends, bool check_finite) const {
     gradient.weight = weight;
     gradient.check_finite = check_finite;
     const std::size_t row_bytes = gq::checked_mul(gradient.width, gq::item_bytes(bound_.spec.storage));
     const std::size_t bytes = gq::checked_mul(gradient.num_rows, gq::checked_add(row_bytes, sizeof(std::int64_t)));
-    if (lends) gradient.lender = lend(std::move(values));
+    if (lends) gradient.lender = lend(std::move(memory));
     SparseBlock out;
     const UnlockedFor unlocked(bytes);
     out.core = gq::make_block(bound_.spec, gradient);
     return out;
+  }
+
+  /// The block, if it has ids and all of them are rows of the table.
+  static std::optional<SparseBlock> in_table(SparseBlock block, std::int64_t num_table_rows) {
+    if (block.core.num_rows == 0) return {};
+    const std::int64_t* const ordered = block.core.ids.as<std::int64_t>();
+    if (ordered[0] < 0 || ordered[block.core.num_rows - 1] >= num_table_rows) return {};
+    return block;
   }
 
   const BoundSpec bound_;  ///< What it does.
@@ -187,6 +222,8 @@ void bind_sparse(nb::module_& m) {
       .def_prop_ro("num_bytes", [](const SparseBlock& self) { return self.core.num_bytes(); })
       .def_prop_ro("lent", [](const SparseBlock& self) { return self.core.lent(); })
       .def_prop_ro("finite", [](const SparseBlock& self) { return self.core.finite; })
+      .def_prop_ro("packed_bytes", [](const SparseBlock& self) { return gq::packed_bytes(self.core); },
+                   "What `pack` takes.")
       .def("__len__", [](const SparseBlock& self) { return self.core.num_rows; });
   nb::class_<SparseReducer>(m, "SparseReducer", nb::is_final(), "The arithmetic of one sparse member.")
       .def(nb::init<std::string_view, std::string_view, std::string_view, std::size_t>(), nb::arg("dtype"),
@@ -196,6 +233,11 @@ void bind_sparse(nb::module_& m) {
       .def("plain_block", &SparseReducer::plain_block, nb::arg("indices"), nb::arg("values"), nb::arg("row_shape"),
            nb::arg("num_table_rows"), nb::arg("weight"), nb::arg("lend"), nb::arg("check_finite"),
            "Return None for whatever `block` would refuse, and for anything else that needs a second look.")
+      .def("packed_block", &SparseReducer::packed_block, nb::arg("memory"), nb::arg("num_rows"), nb::arg("row_shape"),
+           nb::arg("num_table_rows"), nb::arg("weight"), nb::arg("lend"), nb::arg("check_finite"),
+           "Return what `plain_block` returns for the ids and values that lie in memory as `pack` writes them.")
+      .def("pack", &SparseReducer::pack, nb::arg("block"), nb::arg("memory"),
+           "Write ids and values to writable memory: the ids, then the values at the next multiple of 64 bytes.")
       .def("merge", &SparseReducer::merge, nb::arg("blocks"), nb::arg("row_shape"), nb::arg("num_gradients"))
       .def("consume", &SparseReducer::consume, nb::arg("blocks"), nb::arg("row_shape"), nb::arg("num_gradients"),
            nb::arg("results"),

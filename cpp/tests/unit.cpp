@@ -1,6 +1,7 @@
 /// Blocks, merges and compactions against the model, bit for bit; random inputs, fixed seeds.
 #include <utility>
 
+#include "gradquorum/packed.hpp"
 #include "model.hpp"
 
 namespace {
@@ -232,6 +233,31 @@ void test_dense() {
   CHECK(gq::compact_dense(gq::Spec{}, log, 1).empty);
 }
 
+/// What is packed comes back, and nothing is read from less memory than that.
+void test_packed() {
+  for (const gq::Spec& spec : all_specs) {
+    for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+      current_seed = seed;
+      Random random(seed);
+      const std::size_t width = random.below(9);
+      const Offer offer = random_offer(random, spec, 1 + random.below(40), width, IdKind::ascending);
+      const gq::Block block = block_of(spec, offer, width, random.one_in(2));
+      std::vector<unsigned char> memory(gq::packed_bytes(block));  // Not a byte more.
+      gq::pack(spec, block, memory.data());
+      gq::Gradient gradient;
+      const std::size_t row_bytes = width * gq::item_bytes(spec.storage);
+      CHECK(!gq::unpack(memory.data(), memory.size(), block.num_rows + 1 + 64, row_bytes, gradient));
+      CHECK(!gq::unpack(memory.data(), memory.size(), std::size_t{1} << 61, row_bytes, gradient));
+      CHECK(!gq::unpack(memory.data(), memory.size(), block.num_rows, memory.size(), gradient));
+      CHECK(!gq::unpack(memory.data(), memory.size() - 1, block.num_rows, row_bytes, gradient));
+      CHECK(gradient.ids == nullptr);
+      CHECK(gq::unpack(memory.data(), memory.size(), block.num_rows, row_bytes, gradient));
+      CHECK(std::equal(offer.ids.begin(), offer.ids.end(), gradient.ids));
+      CHECK(std::equal(offer.values.begin(), offer.values.end(), gradient.values));
+    }
+  }
+}
+
 void test_pool() {
   gq::MemoryPool& pool = gq::MemoryPool::instance();
   CHECK(pool.stats().live_buffers == 0);
@@ -261,6 +287,7 @@ int main() {
   test_finite_is_judged_after_repeats();
   test_distinct_bytes();
   test_dense();
+  test_packed();
   test_pool();
   std::puts("unit: good");
 }

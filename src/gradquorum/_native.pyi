@@ -36,6 +36,10 @@ class SparseBlock:
     @property
     def finite(self) -> bool: ...
 
+    @property
+    def packed_bytes(self) -> int:
+        """What `pack` takes."""
+
     def __len__(self) -> int: ...
 
 class SparseReducer:
@@ -48,6 +52,16 @@ class SparseReducer:
     def plain_block(self, indices: object, values: object, row_shape: object, num_table_rows: int, weight: float, lend: bool, check_finite: bool) -> SparseBlock | None:
         """
         Return None for whatever `block` would refuse, and for anything else that needs a second look.
+        """
+
+    def packed_block(self, memory: object, num_rows: int, row_shape: object, num_table_rows: int, weight: float, lend: bool, check_finite: bool) -> SparseBlock | None:
+        """
+        Return what `plain_block` returns for the ids and values that lie in memory as `pack` writes them.
+        """
+
+    def pack(self, block: SparseBlock, memory: object) -> None:
+        """
+        Write ids and values to writable memory: the ids, then the values at the next multiple of 64 bytes.
         """
 
     def merge(self, blocks: object, row_shape: object, num_gradients: int) -> tuple[int, Memory, Memory, Memory]: ...

@@ -97,7 +97,7 @@ def check_sparse(
     step = check_step(local_step)  # 2
     ids = as_index_vector(indices)
     if ids.ndim != 1:  # 3
-        raise InvalidArgumentError(f"{where}Input indices should be vector but received shape: {list(ids.shape)}")
+        raise InvalidArgumentError(f"{where}Input indices should be vector but received shape: {_brackets(ids.shape)}")
     if array.ndim == 0:  # 4
         raise InvalidArgumentError(f"{where}Values cannot be 0-dimensional.")
     if array.shape[0] != len(ids):  # 5

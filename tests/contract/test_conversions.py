@@ -27,7 +27,7 @@ def test_indices_as_lists_tuples_and_strided_arrays_are_accepted(make, indices):
     "indices",
     [
         np.array([3.0]), [3.7], np.array([True]), [True], ["3"], np.array(["3"]), [None],
-        np.array([2**63], np.uint64), [2**63], [2**64], np.array([1 + 0j]), np.zeros(0, np.float32), object(),
+        np.array([2**63], np.uint64), [2**63], [2**64], np.array([1 + 0j]), np.zeros(0, np.float32), ...,
         np.array([3], object),
     ],
     ids=repr,

@@ -233,3 +233,19 @@ def test_local_step_of_one_entry(tf, gqtf, in_graph):
                 session.run(apply, {step: [3]})
             counts.append(int(session.run(count)))
     assert counts == [1, 0]
+
+
+@pytest.mark.parametrize("reduction_type", [None, b"MEAN"])
+def test_reduction_type_that_is_no_string(tf, gqtf, offer_and_take, reduction_type):
+    gradients, options = [([1], [[2.0]])] * 2, {"num_required": 2, "reduction_type": reduction_type}
+    assert offer_and_take(tf.compat.v1, gradients, **options) == [(1, 2.0)]  # the default
+    try:
+        refused = offer_and_take(gqtf, gradients, **options)
+    except (ValueError, tf.errors.InvalidArgumentError) as error:
+        refused = error
+    assert "reduction_type: expected one of ('MEAN', 'SUM'" in str(refused)
+
+
+def test_shape_of_one_dimension_as_a_number_is_no_difference(tf, gqtf, offer_and_take):
+    for classes in (tf.compat.v1, gqtf):
+        assert "index is 5 exceeded 5" in str(offer_and_take(classes, [([5], [1.0])], shape=5))

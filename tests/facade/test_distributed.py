@@ -4,6 +4,7 @@ import contextlib
 import subprocess
 import sys
 import textwrap
+import threading
 
 import numpy as np
 import pytest
@@ -247,6 +248,54 @@ def test_gradient_between_the_end_of_a_session_and_that_of_its_look_is_not_lost(
         taken = taken or [shared.take_grad(1, timeout=TIMEOUT).values.tolist()]
         assert taken == [[[float(step)]]]
     assert num_cancelled
+
+
+def test_round_that_was_read_when_the_time_was_over_goes_back(
+    tf, gqtf, server, shared, name, in_graph, run_thread, monkeypatch
+):
+    v1 = tf.compat.v1
+    with in_graph.build():
+        acc = gqtf.SparseConditionalAccumulator("float32", [5, 1], shared_name=name, target=server.address)
+        wait, reading, go_on = acc._backend._wait, threading.Event(), threading.Event()
+        read = type(wait)._read
+
+        def slow(offers, *arguments):
+            result = read(wait, offers, *arguments)
+            if result[0]:
+                reading.set()
+                assert go_on.wait(TIMEOUT)
+            return result
+
+        monkeypatch.setattr(wait, "_read", slow)
+        take, never = acc.take_grad(1), v1.FIFOQueue(1, tf.bool, [[]]).dequeue()
+    options = v1.RunOptions(timeout_in_ms=1000)
+    with in_graph.session() as session:
+        shared.apply_grad([1], np.float32([[5.0]]))
+        taking = run_thread(session.run, take, None, options)
+        assert reading.wait(TIMEOUT)
+        with pytest.raises(tf.errors.DeadlineExceededError):  # began later, so the time of the other one is over, too
+            session.run(never, options=options)
+        go_on.set()
+        assert isinstance(taking.error(), tf.errors.DeadlineExceededError)
+        shared.apply_grad([1], np.float32([[6.0]]), local_step=1)
+        assert [session.run(take).values.tolist() for _ in range(2)] == [[[5.0]], [[6.0]]]
+    assert shared.num_undelivered == 0
+
+
+def test_take_when_its_accumulator_is_closed_ends_as_unknown_error_with_the_words(
+    tf, gqtf, server, shared, name, in_graph, run_thread
+):
+    """Unlike one whose session is closed: this error comes out of a Python function."""
+    with in_graph.build():
+        acc = gqtf.SparseConditionalAccumulator("float32", [5, 1], shared_name=name, target=server.address)
+        take = acc.take_grad(1)
+    with in_graph.session() as session:
+        taking = run_thread(session.run, take)
+        wait_until(lambda: len(server._service.rounds._rounds[name].round._queue) == 1)
+        acc.accumulator_ref.close()
+        error = taking.error()
+    assert isinstance(error, tf.errors.UnknownError)
+    assert "TakeGrad operation was cancelled" in error.message
 
 
 def test_number_that_is_no_integer_is_refused_when_the_graph_is_built(tf, gqtf, server, shared, name, in_graph):

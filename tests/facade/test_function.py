@@ -112,15 +112,26 @@ def test_refusals_are_invalid_argument_errors_with_tensorflows_words(tf, gqtf, i
         take()
 
 
-def test_take_when_closed_meanwhile_ends_as_unknown_error_with_the_words(tf, gqtf, run_thread):
-    """A Python function can raise only a few of TensorFlow's classes, and CancelledError is not among them."""
+def test_take_when_closed_meanwhile_is_cancelled_with_the_words(tf, gqtf, run_thread):
     acc = gqtf.SparseConditionalAccumulator(tf.float32)
     taking = run_thread(tf.function(lambda: acc.take_grad(1).values))
     wait_for_waiters(acc.accumulator_ref, 1)
     acc.accumulator_ref.close()
     error = taking.error()
-    assert isinstance(error, tf.errors.UnknownError)
+    assert isinstance(error, tf.errors.CancelledError)
     assert "TakeGrad operation was cancelled" in error.message
+    wait = acc._backend._operations._wait
+    assert not wait._queues
+
+
+def test_call_of_a_closed_accumulator_ends_as_unknown_error_with_the_words(tf, gqtf):
+    """A Python function can raise only a few of TensorFlow's classes; an eager call raises FailedPreconditionError."""
+    acc = gqtf.SparseConditionalAccumulator(tf.float32)
+    acc.accumulator_ref.close()
+    with pytest.raises(tf.errors.FailedPreconditionError, match="closed"):
+        acc.num_accumulated()
+    with pytest.raises(tf.errors.UnknownError, match="closed"):
+        tf.function(lambda: acc.num_accumulated())()
 
 
 def test_wrong_dtype_is_refused_when_the_function_is_traced(tf, gqtf):
@@ -218,7 +229,7 @@ def test_round_that_nobody_fetches_goes_back(tf, gqtf, run_thread):
     offers = acc._backend._operations._offers
     come, fail = threading.Event(), threading.Event()
 
-    def ended(number):  # and the queue is not fed
+    def ended(number, **_):  # and the queue is not fed
         come.set()
 
     offers._listener.ended = ended

@@ -56,19 +56,6 @@ def test_operations_run_and_tensors_eval(tf, built):
         assert num_held(built) == 0
 
 
-def test_names_are_those_of_tensorflow(tf, gqtf):
-    names = []
-    for classes in (gqtf, tf.compat.v1):
-        with tf.compat.v1.Graph().as_default(), tf.compat.v1.name_scope("outer"):
-            acc = classes.SparseConditionalAccumulator(tf.float32, name="Q")
-            made = [acc.apply_grad([1], [[1.0]]), acc.apply_grad([1], [[1.0]], name="mine"), acc.num_accumulated()]
-            made += [*acc.take_grad(1), *acc.take_grad(1, name="taken"), acc.set_global_step(1)]
-            slices = acc.take_indexed_slices_grad(1)
-            made += [slices.indices, slices.values, slices.dense_shape, acc.apply_indexed_slices_grad(slices)]
-            names.append([each.name for each in made])
-    assert names[0] == names[1]
-
-
 def test_sessions_of_one_graph_have_rounds_of_their_own(built):
     with built.session() as one, built.session() as two:
         offer(one, built, [1], [1.0])
@@ -77,18 +64,6 @@ def test_sessions_of_one_graph_have_rounds_of_their_own(built):
         assert (one.run(built.count), two.run(built.count)) == (1, 2)
         assert rows(two.run(built.take, {built.number: 1})) == [(2, 3.0)]
         assert rows(one.run(built.take, {built.number: 1})) == [(1, 1.0)]
-
-
-def test_shared_name_is_one_round_and_another_spec_is_refused(tf, gqtf, in_graph):
-    with in_graph.build():
-        one = gqtf.SparseConditionalAccumulator(tf.float32, shape=[5, 1], shared_name="test-shared")
-        two = gqtf.SparseConditionalAccumulator(tf.float32, shape=[5, 1], shared_name="test-shared")
-        apply, take = one.apply_grad([1], [[3.0]]), two.take_grad(1)
-        with pytest.raises(ValueError, match=r"float32.*float64"):
-            gqtf.SparseConditionalAccumulator(tf.float64, shape=[5, 1], shared_name="test-shared")
-    with in_graph.session() as session:
-        session.run(apply)
-        assert rows(session.run(take)) == [(1, 3.0)]
 
 
 def test_take_when_its_session_is_closed_is_cancelled_with_tensorflows_words(tf, built, run_thread):
@@ -290,49 +265,6 @@ def test_merge_when_memory_runs_out_says_so_and_keeps_the_round(tf, built, monke
         assert [rows(session.run(built.take, {built.number: 1})) for _ in range(2)] == [[(1, 1.0)], [(1, 2.0)]]
 
 
-def test_bfloat16_which_tensorflows_own_has_not(tf, gqtf, in_graph):
-    with in_graph.build():
-        acc = gqtf.SparseConditionalAccumulator(tf.bfloat16, shape=[5, 1])
-        apply, take = acc.apply_grad([1, 1], [[1.0], [2.0]]), acc.take_grad(1)
-    with in_graph.session() as session:
-        session.run(apply)
-        assert session.run(take).values.astype(np.float32).tolist() == [[3.0]]
-
-
-def test_wrong_dtypes_are_refused_when_the_graph_is_built(tf, gqtf, in_graph):
-    with in_graph.build():
-        acc = gqtf.SparseConditionalAccumulator(tf.float32, shape=[5, 1])
-        with pytest.raises(TypeError, match="expected float32, got float64"):
-            acc.apply_grad([1], np.ones((1, 1)))
-        with pytest.raises(TypeError, match="expected integers, got float32"):
-            acc.apply_grad([1.5], [[1.0]])
-        for classes in (gqtf, tf.compat.v1):
-            with pytest.raises(ValueError, match=r"MEAN.*SUM"):
-                classes.SparseConditionalAccumulator(tf.float32, reduction_type="Invalid")
-
-
 def test_the_engine_is_the_one_of_the_library(built):
     reducer = built.acc._backend._store._reducer
     assert type(reducer).__module__.endswith(gradquorum.engine.engine_name)
-
-
-def test_shared_name_is_one_of_its_graph_and_container(tf, gqtf):
-    v1 = tf.compat.v1
-    for rows in (5, 9):
-        with v1.Graph().as_default() as graph:
-            accs = []
-            for container in ("a", "b"):
-                with graph.container(container):
-                    shape = [rows + len(accs), 1]
-                    accs.append(gqtf.SparseConditionalAccumulator(tf.float32, shape, shared_name="table"))
-            again = gqtf.SparseConditionalAccumulator(tf.float32, [99, 1], shared_name="table")
-            with graph.container("a"):
-                same = gqtf.SparseConditionalAccumulator(tf.float32, [rows, 1], shared_name="table", name="same")
-                with pytest.raises(ValueError, match="'table': there is"):
-                    gqtf.SparseConditionalAccumulator(tf.float32, [rows + 1, 1], shared_name="table")
-            applies = [acc.apply_grad([1], [[1.0]]) for acc in (*accs, again)]
-            takes, counts = same.take_grad(1).values, [acc.num_accumulated() for acc in (*accs, again)]
-        with v1.Session(graph=graph) as session:
-            session.run(applies)
-            assert session.run(takes).tolist() == [[1.0]]
-            assert session.run(counts) == [0, 1, 1]

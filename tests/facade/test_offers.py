@@ -1,5 +1,6 @@
 """Takes of operations whose run may end at any moment: nothing is lost, and nobody waits for them."""
 
+import concurrent.futures
 import itertools
 import threading
 
@@ -27,7 +28,7 @@ def offers(gqtf, acc):
             self.all_ended, self.all_gone = [], []
             self.wake = threading.Semaphore(0)
 
-        def ended(self, number):
+        def ended(self, number, *, is_cancelled):
             self.all_ended.append(number)
             self.wake.release()
 
@@ -47,6 +48,23 @@ def begin(offers, num_required=1):
 
 def offer(acc, value):
     acc.apply_grad([1], np.float32([[value]]), local_step=None)
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_round_that_was_read_is_delivered_if_its_line_is_marked(acc, offers, is_marked):
+    from gradquorum.tensorflow import lifelines
+
+    number, line = begin(offers)
+    offer(acc, 5.0)
+    assert offers.listener.wake.acquire(timeout=TIMEOUT)
+    assert offers.read(number).values.tolist() == [[5.0]]
+    if is_marked:
+        line[0] = lifelines._MARKED
+    line = None  # cut
+    assert offers.listener.all_gone == [number]
+    offer(acc, 6.0)
+    assert acc.take_grad(1, timeout=TIMEOUT).values.tolist() == [[6.0 if is_marked else 5.0]]
+    assert acc.num_undelivered == 0
 
 
 def test_round_is_announced_and_fetched(acc, offers):
@@ -105,3 +123,42 @@ def test_take_that_cannot_begin_leaves_nothing(acc, offers):
     with pytest.raises(gq.InvalidArgumentError):
         begin(offers, 0)
     assert not offers._takes
+
+
+def test_round_whose_delivery_could_not_be_told_is_logged(gqtf, run_thread, caplog):
+    from gradquorum.tensorflow import lifelines
+    from gradquorum.tensorflow.offers import AbstractListener, Offers
+
+    class Listener(AbstractListener):
+        def __init__(self):
+            self.wake = threading.Event()
+
+        def ended(self, number, *, is_cancelled):
+            self.wake.set()
+
+        def gone(self, number):
+            pass
+
+    class Broken:
+        """A target whose connection breaks when the round is on its way."""
+
+        def _submit_offer(self, num_required, timeout, accept):
+            future = concurrent.futures.Future()
+            future.set_running_or_notify_cancel()
+
+            def take():
+                accept("a round")
+                future.set_exception(gq.UnavailableError("injected"))
+
+            self.taking = run_thread(take)
+            return future
+
+    broken, listener = Broken(), Listener()
+    offers = Offers(broken, listener)
+    line = offers.begin(1, 1)
+    assert listener.wake.wait(TIMEOUT)
+    assert offers.read(1) == "a round"
+    line[0] = lifelines._MARKED
+    line = None  # cut
+    broken.taking.result()
+    assert "a round was delivered, but where it lives does not know" in caplog.text

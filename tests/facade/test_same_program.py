@@ -1,6 +1,8 @@
 """Programs written for TensorFlow's class, run on it and, with the import changed, on ours."""
 
+import re
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -53,9 +55,14 @@ def test_forms_in_which_ids_shapes_and_steps_come(tf, classes, session):
 
 def test_scalar_rows_and_an_empty_shape(tf, classes, session):
     acc = classes.SparseConditionalAccumulator(tf.float32, shape=[])
-    for ids, values, words in ((0, [1.0], "should be vector"), ([0], 1.0, "Values cannot be 0-dimensional.")):
+    wrong_ids = "Input indices should be vector but received shape: "
+    for ids, values, words in (
+        (0, [1.0], f"{wrong_ids}[]"),
+        ([[0, 1]], [1.0], f"{wrong_ids}[1,2]"),
+        ([0], 1.0, "Values cannot be 0-dimensional."),
+    ):
         for shape in ([], None):
-            with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+            with pytest.raises(tf.errors.InvalidArgumentError, match=re.escape(words)):
                 acc.apply_grad(ids, values, grad_shape=shape).run()
     acc.apply_grad([0], [1.0], grad_shape=[]).run()
     acc.apply_grad([0], [2.0]).run()
@@ -161,3 +168,51 @@ def test_variables_of_tensorflow_1_as_dtype_and_as_values(tf, gqtf, in_graph):
                 session.run(apply)
             taken.append([array.tolist() for array in session.run(take)])
     assert taken[0] == taken[1] == [[0, 1], [[1.0, 1.0], [2.0, 2.5]], [5, 2]]
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "words"),
+    [
+        ("x", TypeError, "Error converting shape to a TensorShape: Failed to convert ''x'' to a shape"),
+        ([2.5, 1], TypeError, "Error converting shape to a TensorShape: Dimension value must be integer or None"),
+        ([-1, 2], ValueError, "Error converting shape to a TensorShape: Dimension -1 must be >= 0."),
+    ],
+)
+def test_shape_that_is_none_is_refused(classes, session, shape, kind, words):
+    for name in ("SparseConditionalAccumulator", "ConditionalAccumulator"):
+        with pytest.raises(kind, match=re.escape(words)):
+            getattr(classes, name)("float32", shape=shape)
+
+
+def test_shape_of_one_dimension_as_a_number(tf, classes, session):
+    acc = classes.SparseConditionalAccumulator(tf.float32, shape=3)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="index is 3 exceeded 3"):
+        acc.apply_grad([3], [1.0]).run()
+
+
+def test_optimizer_of_replicas_with_its_accumulators_changed(tf, classes, monkeypatch):
+    """`SyncReplicasOptimizer` makes one for each variable, of both kinds, and takes in a thread of its own."""
+    from tensorflow.python.training import sync_replicas_optimizer
+
+    ops = types.SimpleNamespace(**vars(sync_replicas_optimizer.data_flow_ops))
+    ops.SparseConditionalAccumulator = classes.SparseConditionalAccumulator
+    ops.ConditionalAccumulator = classes.ConditionalAccumulator
+    monkeypatch.setattr(sync_replicas_optimizer, "data_flow_ops", ops)
+    v1 = tf.compat.v1
+    with v1.Graph().as_default():
+        step = v1.train.get_or_create_global_step()
+        table = v1.get_variable("table", [4, 2], initializer=v1.ones_initializer(), use_resource=False)
+        weights = v1.get_variable("weights", [2, 1], initializer=v1.ones_initializer(), use_resource=False)
+        loss = tf.reduce_sum(tf.matmul(tf.gather(table, [1, 3]), weights))
+        optimizer = v1.train.SyncReplicasOptimizer(
+            v1.train.GradientDescentOptimizer(0.25), replicas_to_aggregate=2, total_num_replicas=2
+        )
+        train = optimizer.minimize(loss, global_step=step)
+        hooks = [optimizer.make_session_run_hook(is_chief=True, num_tokens=2)]
+        config = v1.ConfigProto(operation_timeout_in_ms=3000)  # which ends the take that waits in the end
+        with v1.train.MonitoredTrainingSession(hooks=hooks, config=config) as session:
+            for _ in range(5):  # the last one needs a token of the second round
+                session.run(train)
+            assert session.run(step) == 2
+            assert session.run(table).tolist() == [[1.0, 1.0], [0.625, 0.625], [1.0, 1.0], [0.625, 0.625]]
+            assert session.run(weights).tolist() == [[0.125], [0.125]]

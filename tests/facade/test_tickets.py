@@ -30,25 +30,29 @@ def offer(store, value, gate=GATE):
 
 
 class Take:
-    """A take, at whose gate there are what tickets one says, in a session of which one says what it has marked."""
+    """A take, at whose gate there are what tickets one says."""
 
-    def __init__(self, store, gate=GATE, num_required=1, marked=()):
+    def __init__(self, store, gate=GATE, num_required=1):
         self._store, self._gate = store, gate
-        self.number, unsure, self._line = store.begin_take(gate)
-        delivered = np.isin(unsure, list(marked)).astype(int)
-        self.has_round = store.resolve(gate, self.number, num_required, unsure, delivered)
+        self.number, self.has_round, self._line = store.begin_take(gate, num_required)
 
     def merge(self, *tickets):
         return self._store.merge_take(self._gate, self.number, np.array(tickets, np.int64))[1].tolist()
+
+    def mark(self):
+        """Do what the operation does after which a round counts as delivered."""
+        from gradquorum.tensorflow import lifelines
+
+        self._line[0] = lifelines._MARKED
 
     def cut(self):
         self._line = None
 
     def fetch(self, *tickets):
-        """Return the result and let the session have marked it."""
+        """Return the result; the run has ended well."""
         result = self.merge(*tickets)
+        self.mark()
         self.cut()
-        self._store.resolve(self._gate, -1, 0, [self.number], [1])
         return result
 
 
@@ -137,11 +141,11 @@ def test_rounds_of_cut_off_takes_are_what_the_next_takes_get_oldest_first(store)
     assert not Take(store).has_round
 
 
-def test_round_whose_take_is_marked_as_delivered_does_not_come_again(store):
+def test_round_whose_take_was_marked_does_not_come_again(store):
     take = Take(store)
     take.merge(offer(store, 1.0))
+    take.mark()
     take.cut()
-    assert not Take(store, marked=[take.number]).has_round
     assert not Take(store).has_round
 
 
@@ -149,16 +153,14 @@ def test_takes_that_begin_at_once_do_not_both_get_a_round(store):
     cut = Take(store)
     cut.merge(offer(store, 1.0))
     cut.cut()
-    begun = [store.begin_take(GATE) for _ in range(2)]
-    assert [take.unsure.tolist() for take in begun] == [[cut.number]] * 2
-    assert [store.resolve(GATE, take.number, 1, take.unsure, [0]) for take in begun] == [True, False]
+    takes = [Take(store) for _ in range(2)]
+    assert [take.has_round for take in takes] == [True, False]
 
 
 def test_round_that_came_back_is_what_a_waiting_take_gets_too(store):
-    cut, waiting, begun = Take(store), Take(store), store.begin_take(GATE)
+    cut, waiting = Take(store), Take(store)
     cut.merge(offer(store, 1.0))
     cut.cut()
-    store.resolve(GATE, begun.number, 0, [cut.number], [0])
     assert waiting.fetch(offer(store, 2.0)) == [[1.0]]
     assert Take(store).fetch() == [[2.0]]
 

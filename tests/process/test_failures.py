@@ -12,7 +12,7 @@ import pytest
 
 import gradquorum as gq
 from benchmarks.bench_process import be_idle_clients
-from gradquorum.targets.process import client
+from gradquorum.targets.process import channel, client
 from tests.process import children
 from tests.process.running import exit_code, hear, kill, start, start_connected
 from tests.support import STRICT_PYTHON, TIMEOUT, accept, assert_rows, num_blocked, wait_for_waiters, wait_until
@@ -61,6 +61,39 @@ ROWS = np.ones((1000, 4), np.float32)
 
 
 # The server
+
+
+def drop_first(monkeypatch, count):
+    """Make servers of this process drop that many connections before their key is proven, as slow ones are."""
+    demand_key, drops = channel.Channel.demand_key, iter(range(count))
+
+    def demand_or_drop(self, key):
+        if next(drops, None) is not None:
+            raise channel.BrokenChannel("too slow")
+        demand_key(self, key)
+
+    monkeypatch.setattr(channel.Channel, "demand_key", demand_or_drop)
+
+
+def test_client_too_slow_to_prove_its_key_tries_again(monkeypatch):
+    monkeypatch.setattr(client, "AUTHENTICATE_SECONDS", 0.0)  # any client counts as slow
+    drop_first(monkeypatch, 3)
+    with gq.Server() as server, sparse(server.address) as acc:
+        assert acc.num_accumulated() == 0
+
+
+def test_client_that_is_dropped_at_once_does_not_try_again(monkeypatch):
+    drop_first(monkeypatch, 1)
+    with gq.Server() as server, pytest.raises(gq.UnavailableError, match="cannot be reached"):
+        sparse(server.address)
+
+
+def test_client_that_is_dropped_again_and_again_gives_up(monkeypatch):
+    monkeypatch.setattr(client, "AUTHENTICATE_SECONDS", 0.0)
+    monkeypatch.setattr(client, "ANSWER_SECONDS", 0.5)
+    drop_first(monkeypatch, 10**9)
+    with gq.Server() as server, pytest.raises(gq.UnavailableError, match="cannot be reached"):
+        sparse(server.address)
 
 
 @pytest.fixture

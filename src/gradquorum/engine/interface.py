@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from gradquorum.engine.parts import DenseParts, SparseParts
 
-__all__ = ["AbstractDenseReducer", "AbstractEngine", "AbstractSparseReducer", "Block", "ReducerSpec"]
+__all__ = ["AbstractDenseReducer", "AbstractEngine", "AbstractSparseReducer", "Block", "PlainBlock", "ReducerSpec"]
 
 
 class ReducerSpec(NamedTuple):
@@ -61,6 +61,18 @@ class Block(Protocol):
     def lent(self) -> bool: ...
     @property
     def finite(self) -> bool: ...
+
+
+class PlainBlock(Block, Protocol):
+    """What `plain_block` returns.
+
+    Attributes:
+        packed_bytes: memory that `pack` needs.
+    """
+
+    @property
+    def packed_bytes(self) -> int: ...
+    def __len__(self) -> int: ...
 
 
 class AbstractSparseReducer(ABC):
@@ -99,7 +111,7 @@ class AbstractSparseReducer(ABC):
         weight: float,
         lend: bool,
         check_finite: bool,
-    ) -> Block | None:
+    ) -> PlainBlock | None:
         """Check one gradient and do what `block` does, if it is as plain as can be.
 
         Plain are int64 ids `[n]` from 0 to below `num_table_rows`, and values `[n, *row_shape]` of the dtype, n above
@@ -108,6 +120,29 @@ class AbstractSparseReducer(ABC):
 
         Raises:
             MemoryError: there is no room.
+        """
+        return None
+
+    def pack(self, block: PlainBlock, memory: Any) -> None:
+        """Write a plain block to memory with room for it: ids, then values at the next multiple of 64 bytes.
+
+        The dtype must be that of the sums, too.
+        """
+        raise NotImplementedError
+
+    def packed_block(
+        self,
+        memory: Any,
+        num_rows: int,
+        row_shape: tuple[int, ...],
+        num_table_rows: int,
+        weight: float,
+        lend: bool,
+        check_finite: bool,
+    ) -> PlainBlock | None:
+        """Do what `plain_block` does with the gradient of `num_rows` rows that lies in memory as `pack` writes it.
+
+        The memory may change meanwhile, and nothing that is said of it is trusted. Also None if there is not so much.
         """
         return None
 

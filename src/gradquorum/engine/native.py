@@ -18,6 +18,7 @@ from gradquorum.engine.interface import (
     AbstractEngine,
     AbstractSparseReducer,
     Block,
+    PlainBlock,
     ReducerSpec,
 )
 from gradquorum.engine.parts import DenseParts, SparseParts
@@ -84,17 +85,28 @@ class _SparseReducer(_Door, AbstractSparseReducer):
         block: Block = self._native.block(indices, crossing, weight, lend, check_finite)
         return block
 
-    def _plain_block_of_bits(self, indices: Any, values: Any, *terms: Any) -> Block | None:
+    def _plain_block_of_bits(self, indices: Any, values: Any, *terms: Any) -> PlainBlock | None:
         if type(values) is not ndarray or values.dtype != self._dtype:
             return None
-        block: Block | None = self._native.plain_block(indices, values.view(np.uint16), *terms)
+        block: PlainBlock | None = self._native.plain_block(indices, values.view(np.uint16), *terms)
         return block
 
+    # The core's own functions, without a method around them: here every call counts.
+
     @property
-    def plain_block(self) -> Callable[..., Block | None]:
-        # The core's own function, without a method around it: here every call counts.
-        plain_block: Callable[..., Block | None] = self._native.plain_block
+    def plain_block(self) -> Callable[..., PlainBlock | None]:
+        plain_block: Callable[..., PlainBlock | None] = self._native.plain_block
         return self._plain_block_of_bits if self._as_bits else plain_block
+
+    @property
+    def packed_block(self) -> Callable[..., PlainBlock | None]:
+        packed_block: Callable[..., PlainBlock | None] = self._native.packed_block
+        return packed_block
+
+    @property
+    def pack(self) -> Callable[[PlainBlock, Any], None]:
+        pack: Callable[[PlainBlock, Any], None] = self._native.pack
+        return pack
 
     def merge(
         self, blocks: Sequence[Block], row_shape: tuple[int, ...], num_gradients: int

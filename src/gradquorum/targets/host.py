@@ -36,12 +36,16 @@ class RoundHost:
     Nothing here is guarded: it does not change after `__init__`, but for `hold_little`. The round has the lock.
     """
 
-    def __init__(self, spec: RoundSpec, reducers: Sequence[Any] | None = None) -> None:
+    def __init__(
+        self, spec: RoundSpec, reducers: Sequence[Any] | None = None, *, compaction_threads: int | None = None
+    ) -> None:
         """Make a round.
 
         Args:
             spec: what it does.
             reducers: what does the arithmetic of each member, if that is not an engine in this process.
+            compaction_threads: that a compaction may use where the spec does not say how many a merge may; None for
+                all cores.
         """
         options = spec.options
         self.spec = spec
@@ -51,6 +55,9 @@ class RoundHost:
         self._policy = spec.policy
         self._reducer_specs = spec.reducer_specs()
         self._reducers: list[Any] = list(reducers) if reducers is not None else make_reducers(spec)
+        self._compactors = self._reducers
+        if compaction_threads is not None:
+            self._compactors = make_reducers(spec, num_threads=compaction_threads)
         self._weight_dtypes = spec.weight_dtypes()
         self._has_weight = [dtype is not None for dtype in self._weight_dtypes]
         if self._policy.weighs:
@@ -64,6 +71,7 @@ class RoundHost:
         self._check_finite = options.on_nonfinite != "keep"
         self._refuses_nonfinite = options.on_nonfinite == "raise"
         self._plain_block, self._row_shape, self._num_table_rows = plainest(spec, self._reducers[0])
+        self._packed_block: Any = None if self._plain_block is None else self._reducers[0].packed_block
         self.coroutines: set[Any] = set()
         """The takes that coroutines wait for, in case their event loop is closed under them."""
         self.round = Round(
@@ -118,15 +126,33 @@ class RoundHost:
             self._compact_large()
         return receipt
 
-    def apply_plain(self, handle: Handle, indices: Any, values: Any, terms: Terms) -> ApplyReceipt | None:
+    def apply_plain(
+        self,
+        handle: Handle,
+        indices: Any,
+        values: Any,
+        terms: Terms,
+        packed_shape: tuple[int, ...] | None = None,
+    ) -> ApplyReceipt | None:
         """Check and apply in one go; None, and nothing has happened, unless it is the plainest of gradients.
 
         That is what `AbstractSparseReducer.plain_block` takes, for the one sparse member of a round.
+
+        Args:
+            handle: on the round.
+            indices: of the gradient, or the memory in which it lies, as `AbstractSparseReducer.pack` writes it,
+            values: of the gradient, or how many rows lie there,
+            terms: of the gradient,
+            packed_shape: None, or the shape of those rows.
         """
-        plain_block, row_shape = self._plain_block, self._row_shape
-        if plain_block is None:
+        make, row_shape = self._plain_block, self._row_shape
+        if make is None:
             return None
-        if row_shape is None:
+        if packed_shape is not None:
+            if row_shape is not None and row_shape != packed_shape:
+                return None
+            make, row_shape = self._packed_block, packed_shape
+        elif row_shape is None:
             if type(values) is not ndarray:
                 return None
             row_shape = values.shape[1:]
@@ -135,7 +161,7 @@ class RoundHost:
             weight = round_weight(weight, self._weight_dtypes[0])
         rows, check = self._num_table_rows, self._check_finite
         try:
-            block = plain_block(indices, values, row_shape, rows, weight, terms.lend, check)
+            block = make(indices, values, row_shape, rows, weight, terms.lend, check)
         except MemoryError as error:
             raise no_memory(error) from error
         if block is None or (self._refuses_nonfinite and not block.finite):
@@ -263,7 +289,7 @@ class RoundHost:
         line = self._growth * distinct
         if sum(contribution.num_bytes for contribution in contributions) <= growth * distinct:
             return None, line
-        blocks = tuple(reducer.compact(log) for reducer, log in zip(self._reducers, logs, strict=True))
+        blocks = tuple(compactor.compact(log) for compactor, log in zip(self._compactors, logs, strict=True))
         forms = tuple(
             next((c.forms[i] for c in contributions if c.forms[i] is not None), None)
             for i in range(len(self._reducers))
@@ -341,12 +367,15 @@ class RoundHost:
         return Merged(members, batch.num_gradients, batch.step, workers)
 
 
-def make_reducers(spec: RoundSpec) -> list[Any]:
-    """Return what does the arithmetic of each member in this process."""
+def make_reducers(spec: RoundSpec, *, num_threads: int | None = None) -> list[Any]:
+    """Return what does the arithmetic of each member in this process, on so many threads if the spec does not say."""
     engine, weighs = get_engine(spec.options.engine), spec.policy.weighs
+    reducers = spec.reducer_specs()
+    if spec.options.num_threads is None and num_threads is not None:
+        reducers = [reducer._replace(num_threads=num_threads) for reducer in reducers]
     return [
         _reducer(engine, member, reducer, weighs=weighs)
-        for member, reducer in zip(spec.members.values(), spec.reducer_specs(), strict=True)
+        for member, reducer in zip(spec.members.values(), reducers, strict=True)
     ]
 
 

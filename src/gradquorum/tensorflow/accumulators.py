@@ -49,7 +49,9 @@ class ConditionalAccumulatorBase:
 
     def _open(self, ours: type[Any], in_graph: type[Any], arguments: tuple[Any, ...], target: Any) -> None:
         """Do what the constructors share; `arguments` are the five that TensorFlow has, for both classes."""
-        dtype, shape, shared_name, name, _ = arguments
+        dtype, given, shared_name, name, reduction_type = arguments
+        shape = _as_shape(given)
+        arguments = dtype, shape, shared_name, name, reduction_type
         self._backend = _open_backend(ours, in_graph, arguments, target, has_shared_name=bool(shared_name))
         ConditionalAccumulatorBase.__init__(self, dtype, shape, self._backend.reference)
         op = getattr(self._backend.reference, "op", None)  # in a graph, the name that TensorFlow has made unique
@@ -99,7 +101,8 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
             None is the default target of `gradquorum.connect`.
 
     Raises:
-        ValueError: an argument cannot be; in eager mode `tf.errors.InvalidArgumentError`.
+        ValueError: an argument cannot be; in eager mode `tf.errors.InvalidArgumentError`. A shape that is none is a
+            ValueError or TypeError in all modes.
 
     Example:
         >>> import gradquorum.tensorflow as gqtf
@@ -221,6 +224,15 @@ class ConditionalAccumulator(ConditionalAccumulatorBase):
         if self._shape.rank:
             mean.set_shape(self._shape)
         return mean
+
+
+def _as_shape(shape: Any) -> tf.TensorShape:
+    """Convert a shape as TensorFlow does for its operations, and refuse it in the same words."""
+    try:
+        return tf.TensorShape(shape)
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"Error converting shape to a TensorShape: {error}.") from error
 
 
 def _open_backend(

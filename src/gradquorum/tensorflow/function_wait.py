@@ -15,6 +15,8 @@ from gradquorum.tensorflow.operations import AbstractWait, as_list
 
 __all__ = ["FunctionWait"]
 
+_CANCELLED = "TakeGrad operation was cancelled"
+"""Part of the name of each queue, which is what TensorFlow says when the queue was closed."""
 _numbers = itertools.count()
 
 
@@ -35,11 +37,16 @@ class FunctionWait(AbstractWait):
         begin, fetch = functools.partial(self._begin, offers), functools.partial(self._fetch, offers)
         number, line, queue = tf.py_function(begin, [num_required], [tf.int64, tf.int64, tf.resource])
         woken = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.bool])
-        with tf.control_dependencies(woken):
+        with tf.control_dependencies(woken):  # a queue that was closed is TensorFlow's way to a CancelledError
+            is_open = tf.raw_ops.QueueEnqueueV2(handle=queue, components=[tf.constant(True)])
+        with tf.control_dependencies([is_open]):
             return list(tf.numpy_function(fetch, [number, line], [array.dtype for array in empty]))
 
-    def ended(self, number: int) -> None:
-        tf.raw_ops.QueueEnqueueV2(handle=self._queues[number], components=[tf.constant(True)])
+    def ended(self, number: int, *, is_cancelled: bool) -> None:
+        queue = self._queues[number]
+        tf.raw_ops.QueueEnqueueV2(handle=queue, components=[tf.constant(True)])
+        if is_cancelled:
+            tf.raw_ops.QueueCloseV2(handle=queue)
 
     def gone(self, number: int) -> None:
         self._dead.append(self._queues.pop(number))
@@ -50,7 +57,7 @@ class FunctionWait(AbstractWait):
         self._destroy_dead()
         number = next(_numbers)
         queue = tf.raw_ops.FIFOQueueV2(
-            component_types=[tf.bool], shapes=[[]], capacity=1, shared_name=f"gradquorum_take_{number}"
+            component_types=[tf.bool], shapes=[[]], capacity=1, shared_name=f"{_CANCELLED} ({number})"
         )
         self._queues[number] = queue
         try:

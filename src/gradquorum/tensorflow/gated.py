@@ -16,7 +16,8 @@ import tensorflow as tf
 
 from gradquorum.specs import SparseSpec
 from gradquorum.tensorflow.backend import AbstractBackend, GradientTensors, as_step_tensor
-from gradquorum.tensorflow.sessions import check_running, session_marks, session_number
+from gradquorum.tensorflow.lifelines import mark
+from gradquorum.tensorflow.sessions import check_running, session_number
 from gradquorum.tensorflow.tickets import open_store
 
 __all__ = ["GatedBackend"]
@@ -41,7 +42,7 @@ class GatedBackend(AbstractBackend):
             reduction_type="SUM",
             name=name,
         )
-        self._gate, self._marks = session_number(), session_marks()
+        self._gate = session_number(self.reference)
 
     def apply(self, gradient: Sequence[Any], local_step: Any, name: str | None) -> Any:
         tensors = GradientTensors.of(gradient, self._dtype)
@@ -69,16 +70,9 @@ class GatedBackend(AbstractBackend):
 
     def take(self, num_required: Any, name: str | None) -> Sequence[Any]:
         with tf.compat.v1.name_scope(name or "SparseAccumulatorTakeGradient") as scope:
-            begun = tf.numpy_function(self._begin_take, [self._gate], [tf.int64] * 3)
-            number, unsure, line = (tf.reshape(tensor, [-1]) for tensor in begun)
-            delivered = tf.raw_ops.LookupTableFindV2(
-                table_handle=self._marks, keys=unsure, default_value=tf.constant(0, tf.int64)
-            )
-            resolve = [self._gate, number, _as_number(num_required), unsure, delivered]
-            has_round = tf.reshape(tf.numpy_function(self._resolve, resolve, tf.bool), [])
-            with tf.control_dependencies([has_round]):
-                forgotten = tf.raw_ops.LookupTableRemoveV2(table_handle=self._marks, keys=unsure)
-            waits, none = tf.raw_ops.Switch(data=tf.zeros([0], tf.int64), pred=has_round)
+            begin = [self._gate, _as_number(num_required)]
+            number, has_round, line = tf.numpy_function(self._begin_take, begin, [tf.int64, tf.bool, tf.int64])
+            waits, none = tf.raw_ops.Switch(data=tf.zeros([0], tf.int64), pred=tf.reshape(has_round, []))
             with tf.control_dependencies([tf.identity(waits)]):  # of the value, not of the switch
                 tickets, _, _ = tf.raw_ops.SparseAccumulatorTakeGradient(
                     handle=self.reference, num_required=num_required, dtype=_GATE_DTYPE, name="gate"
@@ -87,11 +81,11 @@ class GatedBackend(AbstractBackend):
             dtypes = [tf.int64, self._dtype, tf.int64]
             merged = tf.numpy_function(self._merge_take, [self._gate, number, tickets], dtypes)
             # From here on nothing waits for Python.
-            with tf.control_dependencies([merged[0], forgotten]):
+            with tf.control_dependencies([merged[0]]):
                 is_running = check_running()
             with tf.control_dependencies([is_running]):
-                mark = tf.raw_ops.LookupTableInsertV2(table_handle=self._marks, keys=number, values=line)
-            with tf.control_dependencies([mark]):
+                is_delivered = mark(line)
+            with tf.control_dependencies([is_delivered]):
                 return list(tf.identity_n(merged, name=scope))
 
     def num_accumulated(self, name: str) -> Any:
@@ -110,14 +104,12 @@ class GatedBackend(AbstractBackend):
     def _arrive(self, gate: Any, ticket: Any, counted: Any, _line: Any) -> None:
         self._store.arrive(int(gate), int(ticket), seems_counted=bool(counted))
 
-    def _begin_take(self, gate: Any) -> list[Any]:
-        return list(self._store.begin_take(int(gate)))
-
-    def _resolve(self, gate: Any, number: Any, num_required: Any, unsure: Any, delivered: Any) -> Any:
-        return np.bool_(self._store.resolve(int(gate), int(number[0]), int(num_required), unsure, delivered))
+    def _begin_take(self, gate: Any, num_required: Any) -> list[Any]:
+        begun = self._store.begin_take(int(gate), int(num_required))
+        return [np.int64(begun.number), np.bool_(begun.has_round), begun.line]
 
     def _merge_take(self, gate: Any, number: Any, tickets: Any) -> Any:
-        return self._store.merge_take(int(gate), int(number[0]), tickets)
+        return self._store.merge_take(int(gate), int(number), tickets)
 
 
 def _as_number(num_required: Any) -> Any:

@@ -53,8 +53,6 @@ class Gate:
         """The takes of which the gate may have decided, or not: their tickets are not here yet."""
         self.rounds: dict[int, Round | None] = {}
         """The round of each take that has begun and whose run has not ended."""
-        self.unsure: dict[int, Round] = {}
-        """Those of takes whose run has ended: delivered, if the session has a mark of the take's number."""
         self.undelivered: list[Round] = []
         """Rounds whose take was cut off, oldest first: each is what a next take will get."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -18,19 +19,20 @@ from gradquorum.tensorflow.lifelines import lifeline
 __all__ = ["AbstractListener", "Offers"]
 
 
-_BACK_SECONDS = 1.0
-"""How long the end of a run may wait until its round is back."""
+_logger = logging.getLogger("gradquorum")
+_SETTLE_SECONDS = 1.0
+"""How long the end of a run may wait until its round is back, or is known to be delivered."""
 
 
 class _Unfetched(CancelledError):
-    """Nobody has fetched a round, which goes back."""
+    """Nobody has got a round, which goes back."""
 
 
 class AbstractListener(ABC):
     """What is told of the takes of an `Offers`, in any thread."""
 
     @abstractmethod
-    def ended(self, number: int) -> None:
+    def ended(self, number: int, *, is_cancelled: bool) -> None:
         """A round has come for a take, or an error: there is something to fetch. Called once at most."""
 
     @abstractmethod
@@ -46,55 +48,61 @@ class _Take:
 
     future: concurrent.futures.Future[Any]
 
-    def __init__(self, announce: Callable[[], None]) -> None:
+    def __init__(self, announce: Callable[..., None]) -> None:
         self.has_ended = False
         """The round has come, or an error. Set before it is announced."""
         self._announce = announce
         self._lock = threading.Lock()
         self._is_announced = False
         self._settled = threading.Event()
-        self._is_fetched = False
+        self._is_delivered = False
+        self._offered: Any = None
 
-    def end(self, *_: object) -> None:
-        """Announce, once, that a round or an error is there."""
+    def end(self, future: concurrent.futures.Future[Any] | None = None) -> None:
+        """Announce, once, that a round or, in the future, an error is there."""
         with self._lock:
             is_announced, self._is_announced = self._is_announced, True
         if not is_announced:
             self.has_ended = True
-            self._announce()
+            is_cancelled = future is not None and isinstance(future.exception(), CancelledError)
+            self._announce(is_cancelled=is_cancelled)
 
-    def offer(self, _: object) -> None:
-        """Wait until the round is fetched: in the thread of the take, which then delivers it.
+    def offer(self, result: Any) -> None:
+        """Wait until the round is delivered: in the thread of the take.
 
         Raises:
-            _Unfetched: nobody will fetch it.
+            _Unfetched: it will not be.
         """
+        self._offered = result
         self.end()
         self._settled.wait()
-        if not self._is_fetched:
+        if not self._is_delivered:
             raise _Unfetched("take_grad: the run of the operation ended before it had the round, which went back")
 
-    def fetch(self) -> Any:
-        """Return the round, or raise what ended the take."""
-        self._is_fetched = True
-        self._settled.set()
-        return self.future.result()
+    def read(self) -> Any:
+        """Return the round, which is not delivered by that, or raise what ended the take."""
+        return self.future.result() if self._offered is None else self._offered
 
-    def drop(self) -> None:
-        """End the take: it leaves its line, or its round goes back, which whoever takes next is to find."""
+    def settle(self, *, is_delivered: bool) -> None:
+        """End the take: it leaves its line, or its round is delivered or goes back for whoever takes next."""
         with self._lock:
             self._is_announced = True
+        self._is_delivered = is_delivered
         self._settled.set()
-        if not self.future.cancel():
-            concurrent.futures.wait([self.future], _BACK_SECONDS)
+        if is_delivered or not self.future.cancel():
+            concurrent.futures.wait([self.future], _SETTLE_SECONDS)
+
+    def is_known_to_be_delivered(self) -> bool:
+        """Whether the accumulator knows, too, once it is settled."""
+        return self.future.done() and self.future.exception() is None
 
 
 class Offers:
     """The takes of one accumulator, by number. Each is in the accumulator's line as soon as it has begun.
 
     A take is several operations, the first begins it and the last fetches its round, and their run may end before the
-    last. So a lifeline goes from the first to the last: if it is cut, the take leaves its line, and a round that has
-    come for it goes back to the accumulator. It can neither be lost nor keep others waiting.
+    last. So a lifeline goes from the first to the last: if it is cut unmarked, the take leaves its line, and a round
+    that has come for it goes back to the accumulator. It can neither be lost nor keep others waiting.
 
     Guarded by ``_lock``: ``_takes``.
     """
@@ -119,20 +127,33 @@ class Offers:
         """Whether there is something to fetch."""
         return self._takes[number].has_ended
 
+    def read(self, number: int) -> Any:
+        """Return the round of a take that has ended. It is delivered if the lifeline is marked before it is cut.
+
+        Raises:
+            GradQuorumError: what ended the take.
+        """
+        return self._takes[number].read()
+
     def fetch(self, number: int) -> Any:
         """Return the round of a take that has ended, which is delivered by that.
 
         Raises:
             GradQuorumError: what ended the take.
         """
-        with self._lock:
-            take = self._takes.pop(number)
-        self._listener.gone(number)
-        return take.fetch()
+        take = self._takes[number]
+        self._settle(number, is_delivered=True)
+        return take.future.result()
 
-    def _cut(self, number: int) -> None:
+    def _cut(self, number: int, is_marked: bool) -> None:
+        take = self._settle(number, is_delivered=is_marked)
+        if take is not None and is_marked and not take.is_known_to_be_delivered():
+            _logger.warning("take_grad: a round was delivered, but where it lives does not know; it may be taken again")
+
+    def _settle(self, number: int, *, is_delivered: bool) -> _Take | None:
         with self._lock:
             take = self._takes.pop(number, None)
         if take is not None:
-            take.drop()
+            take.settle(is_delivered=is_delivered)
             self._listener.gone(number)
+        return take

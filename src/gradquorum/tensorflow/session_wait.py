@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gradquorum.tensorflow.backend import as_tensor, plain
+from gradquorum.tensorflow.lifelines import mark
 from gradquorum.tensorflow.offers import Offers
 from gradquorum.tensorflow.operations import AbstractWait, as_list
 from gradquorum.tensorflow.sessions import check_running
@@ -39,7 +39,7 @@ class SessionWait(AbstractWait):
 
     def build(self, offers: Offers, num_required: Any, empty: list[Any]) -> list[Any]:
         begin = functools.partial(self._begin, offers)
-        number, line = tf.py_function(begin, [num_required], [tf.int64, tf.int64])
+        number, line = tf.numpy_function(begin, [num_required], [tf.int64, tf.int64])
 
         def try_to_fetch(*_: Any) -> list[Any]:
             lock = tf.raw_ops.MutexLock(mutex=self._turn)
@@ -50,9 +50,9 @@ class SessionWait(AbstractWait):
             with tf.control_dependencies([unlock]):
                 is_running = check_running()
             with tf.control_dependencies([is_running]):
-                fetch = functools.partial(self._fetch, offers, empty)
+                read = functools.partial(self._read, offers, empty)
                 done, *result = tf.numpy_function(
-                    fetch, [has_ended, number, line], [tf.bool, *(array.dtype for array in empty)]
+                    read, [has_ended, number], [tf.bool, *(array.dtype for array in empty)]
                 )
             return [tf.ensure_shape(done, []), *result]
 
@@ -62,9 +62,15 @@ class SessionWait(AbstractWait):
             [tf.constant(False), *map(tf.constant, empty)],
             shape_invariants=[tf.TensorShape([]), *[tf.TensorShape(None)] * len(empty)],
         )
-        return list(result)
+        # From here on nothing waits for Python.
+        with tf.control_dependencies(result[:1]):
+            is_running = check_running()
+        with tf.control_dependencies([is_running]):
+            is_delivered = mark(line)
+        with tf.control_dependencies([is_delivered]):
+            return list(tf.identity_n(result))
 
-    def ended(self, number: int) -> None:
+    def ended(self, number: int, *, is_cancelled: bool) -> None:
         with _changed:
             _ended.add(number)
             _changed.notify_all()
@@ -75,9 +81,9 @@ class SessionWait(AbstractWait):
 
     # What operations call
 
-    def _begin(self, offers: Offers, num_required: Any) -> tuple[int, Any]:
+    def _begin(self, offers: Offers, num_required: Any) -> tuple[Any, Any]:
         number = next(_numbers)
-        return number, as_tensor(offers.begin(number, plain(num_required)))
+        return np.int64(number), offers.begin(number, num_required)
 
     def _look(self, offers: Offers, number: Any) -> Any:
         """Wait a moment for the round of this take, but not if there is one of another."""
@@ -85,5 +91,8 @@ class SessionWait(AbstractWait):
             _changed.wait_for(lambda: _ended, LOOK_SECONDS)
         return np.bool_(offers.has_ended(int(number)))
 
-    def _fetch(self, offers: Offers, empty: list[Any], has_ended: Any, number: Any, _line: Any) -> list[Any]:
-        return [True, *as_list(offers.fetch(int(number)))] if has_ended else [False, *empty]
+    def _read(self, offers: Offers, empty: list[Any], has_ended: Any, number: Any) -> list[Any]:
+        if not has_ended:
+            return [False, *empty]
+        self.gone(int(number))  # others need not look for its sake while its run goes on
+        return [True, *as_list(offers.read(int(number)))]

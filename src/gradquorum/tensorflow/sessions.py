@@ -6,6 +6,7 @@ import functools
 import itertools
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from gradquorum.tensorflow.lifelines import lifeline
 
-__all__ = ["AbstractSessionObserver", "check_running", "observe_sessions", "session_marks", "session_number"]
+__all__ = ["AbstractSessionObserver", "check_running", "observe_sessions", "session_number"]
 
 _COLLECTION = "gradquorum/session"
 _numbers = itertools.count(1)
@@ -36,61 +37,67 @@ def observe_sessions(observer: AbstractSessionObserver) -> None:
     _observers.add(observer)
 
 
-def session_number() -> Any:
-    """Return a tensor of the default graph, which in each session is another number, never 0."""
-    return _of_graph()[0]
+def session_number(gate: Any) -> Any:
+    """Return a tensor of the default graph, which in each session and on each device of a gate is another number.
+
+    What has a shared name is another one on another device, and which device that is shows when the session runs.
+    """
+    op = gate.op
+    others = [group for group in op.colocation_groups() if group != f"loc:@{op.name}".encode()]
+    return _once_in_graph(f"number of {op.device} {others}", functools.partial(_build_number, op))
 
 
 def check_running() -> Any:
     """Return an operation that fails where its run has ended, which Python operations do not notice.
 
-    It locks a mutex that nobody holds for long: the lock is freed at once, as nothing takes it.
+    Operations of a queue look for that in the thread that they are in. What is put in is taken out, unless the run
+    ends in between.
     """
-    return tf.raw_ops.MutexLock(mutex=_of_graph()[1])
+    make = functools.partial(tf.raw_ops.FIFOQueueV2, component_types=[tf.bool], shapes=[[]], name="running")
+    queue = _once_in_graph("running", make)
+    with tf.control_dependencies([tf.raw_ops.QueueEnqueueV2(handle=queue, components=[tf.constant(True)])]):
+        return tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.bool])[0]
 
 
-def session_marks() -> Any:
-    """Return a table of numbers in each session, for marks that no Python function has to make."""
-    return _of_graph()[2]
-
-
-def _of_graph() -> tuple[Any, Any, Any]:
-    """Return the number of the session, a mutex and a table, made once for each graph and outside of all scopes."""
+def _once_in_graph(what: str, build: Callable[[], Any]) -> Any:
+    """Return a tensor that is made once for each graph and outside of all scopes."""
     with tf.init_scope():  # the graph of the session, and not that of a branch or a loop in it
         graph = tf.compat.v1.get_default_graph()
-        made: list[Any] = graph.get_collection_ref(_COLLECTION)
+        made: list[Any] = graph.get_collection_ref(f"{_COLLECTION}/{what}")
         if not made:
             with graph.as_default(), tf.control_dependencies(None), tf.compat.v1.name_scope("gradquorum/"):
-                marks = tf.raw_ops.MutableHashTableV2(key_dtype=tf.int64, value_dtype=tf.int64, name="marks")
-                made += [_build_number(), tf.raw_ops.MutexV2(name="running"), marks]
-        return made[0], made[1], made[2]
+                made.append(build())
+        return made[0]
 
 
-def _build_number() -> Any:
-    """Build what looks the number up and, where the session has none yet, gives it one under a mutex.
+def _build_number(gate: Any) -> Any:
+    """Build what looks the number up where the gate is and, if there is none yet, gives it one under a mutex.
 
     A lifeline is staged in the session: it is cut when the session is deleted.
     """
-    key = tf.constant(0, tf.int64)
-    table = tf.raw_ops.MutableHashTableV2(key_dtype=tf.int64, value_dtype=tf.int64, name="numbers")
+    with tf.compat.v1.colocate_with(gate, ignore_existing=True):
+        key = tf.constant(0, tf.int64)
+        table = tf.raw_ops.MutableHashTableV2(
+            key_dtype=tf.int64, value_dtype=tf.int64, shared_name="gradquorum/numbers", name="numbers"
+        )
 
-    def find() -> Any:
-        return tf.raw_ops.LookupTableFindV2(table_handle=table, keys=key, default_value=key)
+        def find() -> Any:
+            return tf.raw_ops.LookupTableFindV2(table_handle=table, keys=key, default_value=key)
 
-    found = find()
-    old, absent = tf.raw_ops.Switch(data=found, pred=tf.equal(found, 0))
-    with tf.control_dependencies([tf.identity(absent)]):  # of the value, not of the switch
-        lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(name="opening"))
-    with tf.control_dependencies([lock]):
-        number, line = tf.numpy_function(_open, [find()], [tf.int64, tf.int64])
-        number = tf.reshape(number, [])
-        kept = tf.raw_ops.LookupTableInsertV2(table_handle=table, keys=key, values=number)
-        staged = tf.raw_ops.Stage(values=[line])
-    with tf.control_dependencies([kept, staged]):
-        unlock = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
-    with tf.control_dependencies([unlock]):
-        new = tf.identity(number)
-    return tf.raw_ops.Merge(inputs=[old, new])[0]
+        found = find()
+        old, absent = tf.raw_ops.Switch(data=found, pred=tf.equal(found, 0))
+        with tf.control_dependencies([tf.identity(absent)]):  # of the value, not of the switch
+            lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(shared_name="gradquorum/opening", name="opening"))
+        with tf.control_dependencies([lock]):
+            number, line = tf.numpy_function(_open, [find()], [tf.int64, tf.int64])
+            number = tf.reshape(number, [])
+            kept = tf.raw_ops.LookupTableInsertV2(table_handle=table, keys=key, values=number)
+            staged = tf.raw_ops.Stage(values=[line])
+        with tf.control_dependencies([kept, staged]):
+            unlock = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+        with tf.control_dependencies([unlock]):
+            new = tf.identity(number)
+        return tf.raw_ops.Merge(inputs=[old, new])[0]
 
 
 def _open(found: Any) -> tuple[Any, NDArray[np.int64]]:
@@ -101,6 +108,6 @@ def _open(found: Any) -> tuple[Any, NDArray[np.int64]]:
     return np.int64(number), lifeline(functools.partial(_tell, number))
 
 
-def _tell(number: int) -> None:
+def _tell(number: int, _is_marked: bool) -> None:
     for observer in tuple(_observers):
         observer.session_gone(number)

@@ -31,7 +31,6 @@ __all__ = ["TicketStore", "open_store"]
 
 _tickets = itertools.count()
 _take_numbers = itertools.count()
-"""Of all stores, as the marks of a session are for all that it has."""
 _stores: weakref.WeakKeyDictionary[Any, weakref.WeakValueDictionary[tuple[str, str], TicketStore]]
 _stores = weakref.WeakKeyDictionary()
 """Those with a shared name, by graph, container and name."""
@@ -51,10 +50,10 @@ class BegunTake(NamedTuple):
     """What `TicketStore.begin_take` returns."""
 
     number: int
-    unsure: NDArray[np.int64]
-    """Earlier takes that have ended, delivered or not: the session knows."""
+    has_round: bool
+    """It gets one that was taken before and not delivered. Else it is to wait at its gate."""
     line: NDArray[np.int64]
-    """Its lifeline until it is marked as delivered."""
+    """Its lifeline, to be marked when its round is on the way to the caller: from then on it is delivered."""
 
 
 class TicketStore(AbstractSessionObserver):
@@ -134,7 +133,7 @@ class TicketStore(AbstractSessionObserver):
                 return
             held.has_arrived, held.seems_counted, held.begun = True, seems_counted, state.begun
 
-    def _cut_apply(self, gate: int, ticket: int) -> None:
+    def _cut_apply(self, gate: int, ticket: int, _is_marked: bool) -> None:
         state = self._gates.get(gate)
         held = state and state.held.get(ticket)
         if state and held and not held.has_arrived:  # refused by the gate, or cut off behind it
@@ -142,41 +141,23 @@ class TicketStore(AbstractSessionObserver):
 
     # Takes
 
-    def begin_take(self, gate: int) -> BegunTake:
-        """Begin a take."""
+    def begin_take(self, gate: int, num_required: int) -> BegunTake:
+        """Begin a take.
+
+        Args:
+            gate: of the session.
+            num_required: of the take. One that the gate is to refuse gets no round.
+        """
         with self._locked():
             state = self._gates[gate]
             number = next(_take_numbers)
             line = self._lifeline(TicketStore._cut_take, gate, number)
             state.begun = number + 1
-            state.rounds[number] = None
-            state.waiting.add(number)
-            unsure = np.array(list(state.unsure), np.int64)
-        return BegunTake(number, unsure, line)
-
-    def resolve(self, gate: int, number: int, num_required: int, unsure: NDArray[Any], delivered: NDArray[Any]) -> bool:
-        """Settle the rounds of takes that had ended; return whether this take gets one that was not delivered.
-
-        Else it is to wait at its gate.
-
-        Args:
-            gate: of the session.
-            number: of the take.
-            num_required: of the take.
-            unsure: what `begin_take` asked of.
-            delivered: which of these are marked in the session.
-        """
-        with self._locked():
-            state = self._gates[gate]
-            for other, is_delivered in zip(unsure, delivered, strict=True):
-                round_ = state.unsure.pop(int(other), None)
-                if round_ is not None and not is_delivered:
-                    state.keep(round_)
-            if not state.undelivered or num_required < 1:
-                return False
-            state.rounds[number] = state.undelivered.pop(0)
-            state.end_wait(number, is_served=False)
-            return True
+            has_round = bool(state.undelivered) and num_required >= 1
+            state.rounds[number] = state.undelivered.pop(0) if has_round else None
+            if not has_round:
+                state.waiting.add(number)
+        return BegunTake(number, has_round, line)
 
     def merge_take(self, gate: int, number: int, tickets: NDArray[Any]) -> list[NDArray[Any]]:
         """Merge the round of a take, that of its tickets unless it has one, and return indices, values, shape.
@@ -202,14 +183,12 @@ class TicketStore(AbstractSessionObserver):
             round_.merged = self._merge(round_.held)
         return round_.merged
 
-    def _cut_take(self, gate: int, number: int) -> None:
+    def _cut_take(self, gate: int, number: int, is_delivered: bool) -> None:
         state = self._gates.get(gate)
         if state is not None and number in state.rounds:
             round_ = state.rounds.pop(number)
             state.end_wait(number, is_served=False)
-            if round_ is not None and round_.merged is not None:
-                state.unsure[number] = round_
-            elif round_ is not None:
+            if round_ is not None and not is_delivered:
                 state.keep(round_)
 
     def _merge(self, round_: list[Held]) -> list[NDArray[Any]]:
@@ -224,13 +203,15 @@ class TicketStore(AbstractSessionObserver):
     def session_gone(self, number: int) -> None:
         self._cut(lambda: self._gates.pop(number, None))
 
-    def _lifeline(self, cut: Callable[[TicketStore, int, int], None], gate: int, number: int) -> NDArray[np.int64]:
+    def _lifeline(
+        self, cut: Callable[[TicketStore, int, int, bool], None], gate: int, number: int
+    ) -> NDArray[np.int64]:
         reference = weakref.ref(self)
 
-        def on_cut() -> None:
+        def on_cut(is_marked: bool) -> None:
             store = reference()
             if store is not None:
-                store._cut(functools.partial(cut, store, gate, number))
+                store._cut(functools.partial(cut, store, gate, number, is_marked))
 
         return lifeline(on_cut)
 

@@ -17,10 +17,12 @@ from multiprocessing import AuthenticationError, connection, reduction
 
 from gradquorum.targets.process.messages import MAX_MESSAGE_BYTES
 
-__all__ = ["ANSWER_SECONDS", "HEARTBEAT_SECONDS", "BrokenChannel", "Channel", "frame"]
+__all__ = ["ANSWER_SECONDS", "AUTHENTICATE_SECONDS", "HEARTBEAT_SECONDS", "BrokenChannel", "Channel", "frame"]
 
 ANSWER_SECONDS = 30.0
 """Whoever hears nothing for so long takes the other side for dead."""
+AUTHENTICATE_SECONDS = 2.0
+"""A server drops who has not proven its key by then."""
 HEARTBEAT_SECONDS = 5.0
 """How often the server says that a reply is still to come."""
 _LENGTH = struct.Struct("!i")

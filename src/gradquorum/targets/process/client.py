@@ -17,7 +17,7 @@ import msgspec
 from gradquorum.errors import ClosedError, UnavailableError
 from gradquorum.targets.process import messages as m
 from gradquorum.targets.process.address import as_path, check_key, dial, find_key, know_key, known_key
-from gradquorum.targets.process.channel import ANSWER_SECONDS, BrokenChannel, Channel
+from gradquorum.targets.process.channel import ANSWER_SECONDS, AUTHENTICATE_SECONDS, BrokenChannel, Channel
 from gradquorum.targets.process.connection import Connection
 from gradquorum.targets.process.failures import to_error
 
@@ -93,7 +93,6 @@ class Client:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._pid = os.getpid()
         self._idle: dict[bool, list[Connection]] = {False: [], True: []}
         """Those of the main thread apart: a signal may come after a connection was given back and before its call has
         ended, and then nobody else must have it. `append`, `pop` and `remove` need no lock."""
@@ -111,6 +110,20 @@ class Client:
     # Sessions
 
     def _connect(self, token: bytes | None) -> tuple[Channel, bytes]:
+        """Return a connection and the session's token.
+
+        A server drops who is slow to prove its key, which on a busy machine can be anybody: then it is asked again.
+        """
+        until = time.monotonic() + ANSWER_SECONDS
+        while True:
+            began = time.monotonic()
+            try:
+                return self._shake_hands(token)
+            except UnavailableError:
+                if time.monotonic() - began < AUTHENTICATE_SECONDS or time.monotonic() > until:
+                    raise
+
+    def _shake_hands(self, token: bytes | None) -> tuple[Channel, bytes]:
         channel = Channel(dial(self.path), timeout=ANSWER_SECONDS)
         try:
             channel.show_key(find_key(self.path))
@@ -132,7 +145,7 @@ class Client:
     @property
     def ended(self) -> bool:
         """Whether the session has ended, and another is needed."""
-        return self._failure is not None or self._pid != os.getpid()
+        return self._failure is not None
 
     @property
     def alive(self) -> bool:
@@ -148,11 +161,6 @@ class Client:
 
     def check(self) -> None:
         """Raise if the session has ended."""
-        if self._pid != os.getpid():
-            raise ClosedError(
-                "this handle belongs to the process that made it and this is a forked child of that one; make a new "
-                "one here (the same shared_name and target), or start the child with the 'spawn' method"
-            )
         if self._failure is not None:
             self._raise_ended(self._failure, outcome_known=True)
 
@@ -187,7 +195,10 @@ class Client:
 
     def forget(self) -> None:
         """Close in a forked child what belongs to the parent."""
-        self._failure = ClosedError("this is a forked child")
+        self._failure = ClosedError(
+            "this handle belongs to the process that made it and this is a forked child of that one; make a new "
+            "one here (the same shared_name and target), or start the child with the 'spawn' method"
+        )
         self._anchor.forget()
         for connection in [*self._idle[False], *self._idle[True]]:
             connection.channel.forget()

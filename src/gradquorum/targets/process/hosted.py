@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -34,7 +35,8 @@ class HostedRound:
         self.spec = spec
         self.file = file
         """Where it is kept beyond its handles and the server, if it is."""
-        self.host = RoundHost(spec)
+        cores = len(os.sched_getaffinity(0))
+        self.host = RoundHost(spec, compaction_threads=max(cores // 2, 1))  # the others are the workers'
         self.round = self.host.round
         self.members = tuple(spec.members.values())
         self.names = tuple(spec.members)

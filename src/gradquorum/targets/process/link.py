@@ -13,7 +13,7 @@ import msgspec
 
 from gradquorum.background import background
 from gradquorum.errors import ClosedError, GradQuorumError, UnavailableError
-from gradquorum.targets.process.channel import HEARTBEAT_SECONDS, BrokenChannel, Channel
+from gradquorum.targets.process.channel import AUTHENTICATE_SECONDS, HEARTBEAT_SECONDS, BrokenChannel, Channel
 from gradquorum.targets.process.failures import to_failure
 from gradquorum.targets.process.lending import Blocks
 from gradquorum.targets.process.messages import (
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Link"]
 
-_AUTHENTICATE_SECONDS = 2.0
 _RETRACT_SECONDS = 0.1
 """How long after its acknowledgement a round can be given back, unless the client goes on before."""
 _STEPS = (SetStep, Publish, LoadState)
@@ -102,7 +101,7 @@ class Link:
     def _begin(self) -> bool:
         """Authenticate the client and add the connection to its session; False if there is none."""
         background.start()
-        timer = background.call_at(time.monotonic() + _AUTHENTICATE_SECONDS, self.channel.shut_down)
+        timer = background.call_at(time.monotonic() + AUTHENTICATE_SECONDS, self.channel.shut_down)
         try:
             self.channel.demand_key(self.server.key)
             hello = FROM_CLIENT.decode(self.channel.receive())

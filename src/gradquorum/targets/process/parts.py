@@ -19,16 +19,16 @@ from gradquorum.validation import CheckedGradient, CheckedSparse
 
 __all__ = [
     "LEND_FROM_BYTES",
-    "are_lent",
     "arrays_of",
     "gradient_parts",
+    "is_lent",
     "late_error_of",
     "result_parts",
-    "sparse_parts",
     "write",
 ]
 
 _ALIGNMENT = 64
+"""As in `packed.hpp`: what `AbstractSparseReducer.pack` writes is the gradient of one sparse member."""
 LEND_FROM_BYTES = 1 << 17
 """Smaller gradients are copied: a block costs descriptors and pages, and is free again at once."""
 _INT64 = np.dtype(np.int64)
@@ -76,7 +76,7 @@ def _num_bytes(arrays: Iterable[NDArray[Any]]) -> int:
     return end
 
 
-def write(memory: NDArray[np.uint8], arrays: Iterable[NDArray[Any]]) -> None:
+def write(memory: Any, arrays: Iterable[NDArray[Any]]) -> None:
     """Write arrays to memory that has room for them."""
     end = 0
     for array in arrays:
@@ -86,14 +86,6 @@ def write(memory: NDArray[np.uint8], arrays: Iterable[NDArray[Any]]) -> None:
 
 
 # Gradients
-
-
-def sparse_parts(
-    indices: NDArray[np.int64], values: NDArray[Any], row_shape: tuple[int, ...]
-) -> tuple[tuple[Part, ...], tuple[NDArray[Any], ...], int]:
-    """Return for a gradient of one sparse member, in order, what `gradient_parts` does."""
-    end = -(-indices.nbytes // _ALIGNMENT) * _ALIGNMENT + values.nbytes
-    return (Part(len(indices), row_shape),), (indices, values), end
 
 
 def gradient_parts(
@@ -117,9 +109,14 @@ def gradient_parts(
     return tuple(parts), arrays, _num_bytes(arrays)
 
 
-def are_lent(arrays: Iterable[NDArray[Any]]) -> bool:
-    """Return whether the server, if it can, lends a gradient of such arrays to its round instead of copying it."""
-    return sum([array.nbytes for array in arrays]) >= LEND_FROM_BYTES
+def is_lent(specs: Sequence[Spec], parts: Sequence[Part]) -> bool:
+    """Return whether the server, if it can, lends a gradient of such parts to its round instead of copying it."""
+    num_bytes = 0
+    for spec, part in zip(specs, parts, strict=True):
+        if part.shape is not None and part.late_error is None:
+            row_bytes = math.prod(part.shape) * spec.dtype.itemsize  # Python's integers do not overflow
+            num_bytes += row_bytes if part.num_rows is None else part.num_rows * (_INT64.itemsize + row_bytes)
+    return num_bytes >= LEND_FROM_BYTES
 
 
 def late_error_of(part: Part) -> str | None:

@@ -25,7 +25,7 @@ from gradquorum.targets.interface import Terms
 from gradquorum.targets.process import messages as m
 from gradquorum.targets.process.channel import HEARTBEAT_SECONDS, BrokenChannel
 from gradquorum.targets.process.hosted import HostedRound
-from gradquorum.targets.process.parts import LEND_FROM_BYTES, are_lent, arrays_of, late_error_of
+from gradquorum.targets.process.parts import LEND_FROM_BYTES, arrays_of, is_lent, late_error_of
 from gradquorum.targets.process.receipts import to_judged
 from gradquorum.targets.process.specs import from_spec, to_spec
 from gradquorum.targets.process.states import pack, unpack
@@ -162,20 +162,25 @@ def _judge(link: Link, message: m.Apply) -> ApplyReceipt:
         memory = link.blocks.read(message.block)
     else:
         memory = np.frombuffer(message.inline or b"", np.uint8)
-    arrays = arrays_of(memory, hosted.members, message.parts)
-    may_lend = message.block is not None and len(memory) >= LEND_FROM_BYTES
-    lend = may_lend and are_lent(arrays) and link.blocks.num_in_use <= _MAX_LENT
+    lend = (
+        message.block is not None
+        and len(memory) >= LEND_FROM_BYTES
+        and link.blocks.num_in_use <= _MAX_LENT
+        and is_lent(hosted.members, message.parts)
+    )
     terms = Terms(message.local_step, worker, message.sequence, message.weight, lend, message.timeout)
     if (
         hosted.is_plain
-        and arrays
         and (lend or link.server.max_bytes is None)
         and (worker is None or link.session.has_joined(hosted, worker))
+        and len(message.parts) == 1
     ):  # there is nothing to wait for: check and apply in one go
-        ids = arrays[0].copy()  # from here on the client cannot change them
-        plain: ApplyReceipt | None = hosted.host.apply_plain(handle, ids, arrays[1], terms)
-        if plain is not None:
-            return plain
+        part = message.parts[0]
+        if part.num_rows is not None and part.shape is not None and part.late_error is None:
+            plain: ApplyReceipt | None = hosted.host.apply_plain(handle, memory, part.num_rows, terms, part.shape)
+            if plain is not None:
+                return plain
+    arrays = arrays_of(memory, hosted.members, message.parts)
     gradients = _gradients(hosted, arrays, message.parts)
     if not lend:
         _wait_for_room(link, hosted, handle, memory.nbytes, Deadline(message.timeout))

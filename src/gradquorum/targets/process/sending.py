@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,12 @@ from gradquorum.targets.process.channel import BrokenChannel
 from gradquorum.targets.process.client import Client
 from gradquorum.targets.process.connection import Connection
 from gradquorum.targets.process.failures import to_error
-from gradquorum.targets.process.parts import are_lent, gradient_parts, sparse_parts, write
+from gradquorum.targets.process.parts import gradient_parts, is_lent, write
 from gradquorum.targets.process.receipts import to_receipt
 from gradquorum.validation import CheckedDense, CheckedGradient, CheckedSparse, plain_sparse
 
 __all__ = ["Sender"]
 
-_Placed = tuple[tuple[m.Part, ...], Sequence[NDArray[Any]], int]
-"""What `gradient_parts` returns."""
 INLINE_BYTES = 1 << 12
 """Up to here a gradient travels within the message."""
 
@@ -45,12 +43,13 @@ class Sender:
             else None
             for member, reducer in zip(spec.members.values(), spec.reducer_specs(), strict=True)
         ]
-        members = list(spec.members.values())
-        self._only = members[0] if len(members) == 1 and isinstance(members[0], SparseSpec) else None
+        self._members = tuple(spec.members.values())
+        only = self._members[0]
+        self._only = only if len(self._members) == 1 and isinstance(only, SparseSpec) else None
         self._plain_block: Callable[..., Any] | None = None
         if self._only is not None and self._reducers[0] is not None:
             self._plain_block, self._row_shape, self._num_table_rows = plainest(spec, self._reducers[0])
-            self._merge = self._reducers[0].merge
+            self._pack = self._reducers[0].pack
 
     def apply(self, gradients: CheckedGradient, terms: Terms) -> ApplyReceipt:
         """Offer a gradient. Nothing is lent: the caller may write to its arrays at once.
@@ -59,47 +58,47 @@ class Sender:
             GradQuorumError: what a local apply raises.
             UnavailableError: the server is gone.
         """
-        copied = not are_lent(gradient_parts(gradients)[1])
+        copied = not is_lent(self._members, gradient_parts(gradients)[0])
         try:
             gradients = [_merged(*one, copied) for one in zip(self._reducers, gradients, strict=True)]
         except MemoryError as error:
             raise no_memory(error) from error
-        return self._send(*gradient_parts(gradients), terms)
+        return self._send_arrays(gradients, terms)
 
     def apply_plain(self, indices: Any, values: Any, terms: Terms) -> ApplyReceipt | None:
         """Check and apply in one go; None, and nothing has happened, unless it is the plainest of gradients."""
-        try:
-            placed = self._plain(indices, values)
-        except MemoryError as error:
-            raise no_memory(error) from error
-        return None if placed is None else self._send(*placed, terms)
-
-    def _plain(self, indices: Any, values: Any) -> _Placed | None:
         if self._only is None:
             return None
         if self._plain_block is None:
             gradient = plain_sparse(self._only, indices, values)
-            return None if gradient is None else gradient_parts((gradient,))
+            return None if gradient is None else self._send_arrays((gradient,), terms)
+        row_shape = self._row_shape
         if type(values) is not np.ndarray:
             if not isinstance(values, TENSOR_MEMORY):
                 return None
             indices, values = np.asarray(indices), np.asarray(values)
-        row_shape = values.shape[1:] if self._row_shape is None else self._row_shape
-        # Where the ids ascend, this checks them in one pass and copies nothing else.
-        block = self._plain_block(indices, values, row_shape, self._num_table_rows, 1.0, True, False)
+        if row_shape is None:
+            row_shape = values.shape[1:]
+        try:
+            # Where the ids ascend, this checks them in one pass and copies nothing else; others are ordered and merged.
+            block = self._plain_block(indices, values, row_shape, self._num_table_rows, 1.0, True, False)
+        except MemoryError as error:
+            raise no_memory(error) from error
         if block is None:
             return None
-        is_copied = not are_lent((indices, values))
-        if not block.lent and not (is_copied and len(block) == len(indices)):  # see `_merged`
-            indices, values, _ = self._merge([block], row_shape, 1)
-        return sparse_parts(indices, values, row_shape)
+        parts = (m.Part(len(block), row_shape),)
+        return self._send(parts, block.packed_bytes, lambda memory: self._pack(block, memory), terms)
+
+    def _send_arrays(self, gradients: CheckedGradient, terms: Terms) -> ApplyReceipt:
+        parts, arrays, num_bytes = gradient_parts(gradients)
+        return self._send(parts, num_bytes, lambda memory: write(memory, arrays), terms)
 
     def _send(
-        self, parts: tuple[m.Part, ...], arrays: Sequence[NDArray[Any]], num_bytes: int, terms: Terms
+        self, parts: tuple[m.Part, ...], num_bytes: int, write_to: Callable[[Any], None], terms: Terms
     ) -> ApplyReceipt:
         connection = self._client.check_out()
         try:
-            reply = self._exchange(connection, terms, parts, num_bytes, arrays)
+            reply = self._exchange(connection, terms, parts, num_bytes, write_to)
         except BaseException as error:
             connection.channel.close()
             if isinstance(error, BrokenChannel):
@@ -116,7 +115,7 @@ class Sender:
         terms: Terms,
         parts: tuple[m.Part, ...],
         num_bytes: int,
-        arrays: Sequence[NDArray[Any]],
+        write_to: Callable[[Any], None],
     ) -> Any:
         block: int | None = None
         inline: bytearray | None = None
@@ -124,11 +123,11 @@ class Sender:
             block = self.block(connection, num_bytes, terms.timeout)
             if isinstance(block, m.Failure):
                 return block
-            write(connection.free[block], arrays)
+            write_to(connection.free[block])
             connection.lent[block] = connection.free.pop(block)
         elif num_bytes:
             inline = bytearray(num_bytes)
-            write(np.frombuffer(inline, np.uint8), arrays)
+            write_to(inline)
         worker = None if terms.worker is None else m.to_worker(terms.worker)
         message = m.Apply(
             self._handle,
