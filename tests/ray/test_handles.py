@@ -1,12 +1,14 @@
 """Handles go into tasks and actors, results are the local ones, and closing leaves nothing behind."""
 
 import pickle
+import threading
 
 import numpy as np
 import pytest
 
 import gradquorum as gq
 from gradquorum.ray import Pipeline, Target
+from gradquorum.targets.ray import client
 from tests.support import TIMEOUT, Call, assert_rows, assert_same_bits, wait_for_waiters, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -35,6 +37,31 @@ def test_handle_in_tasks_and_actors_is_one_on_the_same_round(ray_cluster, make):
     assert_rows(result, [0, 1, 50], [1, 1, 4])
     assert result.workers == (0, 1)
     assert acc.global_step == 1
+
+
+class Dropped:
+    """Stands for a session of which a handle is dropped."""
+
+    usable = True
+
+    def __init__(self, error=None):
+        self.closed, self._error = threading.Event(), error
+
+    def close(self, number, *, for_all):
+        self.closed.set()
+        if self._error is not None:
+            raise self._error
+
+
+@pytest.mark.usefixtures("pooled")
+@pytest.mark.parametrize("error", [SystemExit(0), gq.UnavailableError("gone"), gq.ClosedError("closed")], ids=repr)
+def test_dropped_handles_are_closed_although_ray_was_shut_down_during_an_earlier_one(make, error):
+    make()
+    first, second = Dropped(error), Dropped()
+    for dropped in (first, second):
+        client.drop(dropped, 0)
+    assert first.closed.wait(TIMEOUT)
+    assert second.closed.wait(TIMEOUT)
 
 
 @pytest.mark.usefixtures("pooled")

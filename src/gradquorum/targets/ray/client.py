@@ -77,7 +77,8 @@ def _release() -> None:
     while True:
         client, number = _dropped.get()
         if client.usable:
-            with contextlib.suppress(RayError, UnavailableError, ClosedError):
+            # Ray ends calls by SystemExit when it is shut down meanwhile; it may be started again.
+            with contextlib.suppress(RayError, UnavailableError, ClosedError, SystemExit):
                 client.close(number, for_all=False)
         del client
 
