@@ -5,6 +5,7 @@ import pytest
 
 import gradquorum as gq
 import gradquorum.ray as gqr
+from gradquorum.targets.ray.taking import Taker
 from tests.support import TIMEOUT, Call, assert_rows, num_blocked, wait_for_waiters, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -130,3 +131,29 @@ def test_only_accumulators_on_ray_have_these():
         for call in (gqr.Pipeline, lambda acc: gqr.take_shards(acc, 1), lambda acc: gqr.watch(acc, {})):
             with pytest.raises(gq.InvalidArgumentError, match="on Ray"):
                 call(acc)
+
+
+@pytest.mark.usefixtures("pooled")
+@pytest.mark.parametrize("when", ["take", "num_undelivered"])
+def test_second_ctrl_c_while_a_round_is_given_back_loses_nothing(make, monkeypatch, when):
+    acc = make()
+    acc.apply_grad([1], [[1.0]])
+    deliver = Taker._deliver
+
+    def deliver_and_interrupt(self, take):
+        deliver(self, take)
+        raise KeyboardInterrupt
+
+    def interrupt(self, take):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Taker, "_deliver", deliver_and_interrupt)
+        patch.setattr(Taker, "_give_back", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            acc.take_grad(1)
+    if when == "num_undelivered":
+        assert acc.num_undelivered == 1
+    result = acc.take_grad(1, timeout=TIMEOUT)
+    assert_rows(result, [1], [1.0])
+    assert (result.step, acc.global_step, acc.num_undelivered) == (0, 1, 0)

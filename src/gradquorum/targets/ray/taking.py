@@ -41,6 +41,8 @@ class Taker:
         self._members = tuple(spec.members.values())
         self._handovers: set[Handover[Any]] = set()
         """Takes that coroutines wait for, in case their event loop is closed under them."""
+        self._owed: set[int] = set()
+        """Takes that are to be given back, in case that is cut off by a second Ctrl-C."""
 
     def take(self, num_required: int, timeout: float | None, exact: bool, build: Callable[[Merged], T]) -> T:
         """Wait for a round and return what `build` makes of it."""
@@ -54,6 +56,7 @@ class Taker:
             self._deliver(take)
             return received[0]
         except BaseException:
+            self._owed.add(take)
             self._give_back(take)
             raise
 
@@ -63,6 +66,7 @@ class Taker:
         Returns:
             For each shard a reference to a list of its results by member, None for a dense one that is elsewhere.
         """
+        self.reclaim()
         client, take = self._client, self._client.new_number()
         terms = (num_required, timeout, False)
         call = client.coordinator.take.remote
@@ -83,6 +87,7 @@ class Taker:
             self._deliver(take)
             return references, received[0]
         except BaseException:
+            self._owed.add(take)
             self._give_back(take)
             raise
 
@@ -199,6 +204,7 @@ class Taker:
         if self._client.usable:
             with contextlib.suppress(RayError, GradQuorumError):
                 self._client.get(self._client.coordinator.give_back.remote(self._client.token, take))
+        self._owed.discard(take)
 
     # Takes that nobody blocks on
 
@@ -258,6 +264,7 @@ class Taker:
         try:
             self._start(take, (num_required, timeout, exact), build, deliver, future.set_exception)
         except BaseException:
+            self._owed.add(take)
             self._give_back(take)
             raise
         return future
@@ -279,13 +286,16 @@ class Taker:
             self._deliver(take)
             return result
         except BaseException:
+            self._owed.add(take)
             self._give_back(take)
             raise
         finally:
             self._handovers.discard(handover)
 
     def reclaim(self) -> None:
-        """Give back the rounds of coroutines whose event loop was closed under them."""
+        """Give back what is owed, and the rounds of coroutines whose event loop was closed under them."""
+        for take in tuple(self._owed):
+            self._give_back(take)
         for handover in tuple(self._handovers):
             if handover.reclaim():
                 self._handovers.discard(handover)
