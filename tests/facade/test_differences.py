@@ -3,6 +3,7 @@
 Differences of the accumulators themselves are in `tests/parity/test_live_tensorflow.py`, by session, too.
 """
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -113,6 +114,43 @@ def test_float_ids(tf, gqtf, offer_and_take):
     except TypeError as error:  # in a graph, when it is built
         refused = error
     assert "expected integers, got float" in str(refused)
+
+
+@pytest.mark.parametrize(
+    ("ids", "options"),
+    [(["1"], {}), ([1], {"local_step": "0"}), ([1], {"grad_shape": ["5", "1"]})],
+    ids=["ids", "local_step", "grad_shape"],
+)
+def test_strings_for_integers(tf, gqtf, offer_and_take, ids, options):
+    gradients = [(ids, [[1.0]], options)]
+    with pytest.raises(tf.errors.UnimplementedError, match="Cast string to int64 is not supported"):
+        offer_and_take(tf.compat.v1, gradients)
+    try:
+        refused = offer_and_take(gqtf, gradients)
+    except TypeError as error:  # in a graph, when it is built
+        refused = error
+    assert re.search("expected (an integer|integers), got", str(refused))
+
+
+@pytest.mark.parametrize("grad_shape", [5, [[5, 1]]])
+def test_grad_shape_that_is_no_vector(tf, gqtf, offer_and_take, grad_shape):
+    gradients = [([1], [[1.0]], {"grad_shape": grad_shape})]
+    assert offer_and_take(tf.compat.v1, gradients) == [(1, 1.0)]
+    assert re.search(r"grad_shape(\[0\] must be scalar|: expected a vector)", str(offer_and_take(gqtf, gradients)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "theirs", "ours"),
+    [
+        ({"dtype": "string"}, TypeError, "DataType string not in list of allowed values", "expected one of float16"),
+        ({"reduction_type": "MAX"}, ValueError, "Attr 'reduction_type' of", r"expected one of \('MEAN'"),
+    ],
+)
+def test_words_of_a_dtype_or_reduction_type_that_cannot_be(tf, gqtf, offer_and_take, arguments, kind, theirs, ours):
+    with pytest.raises(kind, match=theirs):
+        offer_and_take(tf.compat.v1, [([1], [[1.0]])], **arguments)
+    with pytest.raises((kind, tf.errors.InvalidArgumentError), match=ours):
+        offer_and_take(gqtf, [([1], [[1.0]])], **arguments)
 
 
 def test_eager_mode(tf, gqtf):
