@@ -95,15 +95,13 @@ test: $(MAIN)/.group-test ## the tests, under five minutes
 	$(MAIN)/bin/python -m pytest tests $(PYTEST_SPREAD) -m "not slow and not frameworks" $(PYTEST_ARGS)
 	@echo "make test: everything passed."
 
-# Tests of others fork, which with JAX's threads beside them may deadlock, and makes JAX warn. Those on Ray share a cluster.
-IN_A_PROCESS_OF_THEIR_OWN := tests/facade tests/frameworks
-
+# In three goes: many tests fork, which with JAX's threads beside them may deadlock, and those on Ray share a cluster.
 test-all: $(ALL)/.group-test $(ALL)/.group-frameworks $(ALL)/.group-ray ## everything, with PyTorch, JAX, TensorFlow and Ray installed; nothing may be skipped
 	$(call check_engine,$(ALL)/bin/python)
 	$(ALL)/bin/python -m pytest --quiet --doctest-modules src
-	$(ALL)/bin/python -m pytest tests $(PYTEST_SPREAD) --require-all -m "not ray" $(IN_A_PROCESS_OF_THEIR_OWN:%=--ignore=%) $(PYTEST_ARGS)
-	$(ALL)/bin/python -m pytest $(IN_A_PROCESS_OF_THEIR_OWN) $(PYTEST_SPREAD) --require-all $(PYTEST_ARGS)
-	$(ALL)/bin/python -m pytest tests $(PYTEST_SPREAD) --require-all -m ray $(IN_A_PROCESS_OF_THEIR_OWN:%=--ignore=%) $(PYTEST_ARGS)
+	$(ALL)/bin/python -m pytest tests $(PYTEST_SPREAD) --require-all -m "not ray and not frameworks" $(PYTEST_ARGS)
+	$(ALL)/bin/python -m pytest tests $(PYTEST_SPREAD) --require-all -m frameworks $(PYTEST_ARGS)
+	$(ALL)/bin/python -m pytest tests $(PYTEST_SPREAD) --require-all -m "ray and not frameworks" $(PYTEST_ARGS)
 	$(ALL)/bin/python -m benchmarks.instructions $(GUARD_ARGS)
 	@echo "make test-all: everything passed."
 
