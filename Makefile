@@ -96,12 +96,15 @@ test: $(MAIN)/.group-test ## the tests, under five minutes
 	@echo "make test: everything passed."
 
 # In three goes: many tests fork, which with JAX's threads beside them may deadlock, and those on Ray share a cluster.
+# JAX is loaded by test files of these already.
+OF_FRAMEWORKS := tests/facade tests/frameworks
+
 test-all: $(ALL)/.group-test $(ALL)/.group-frameworks $(ALL)/.group-ray ## everything, with PyTorch, JAX, TensorFlow and Ray installed; nothing may be skipped
 	$(call check_engine,$(ALL)/bin/python)
 	$(ALL)/bin/python -m pytest --quiet --doctest-modules src
-	$(ALL)/bin/python -m pytest tests $(PYTEST_SPREAD) --require-all -m "not ray and not frameworks" $(PYTEST_ARGS)
+	$(ALL)/bin/python -m pytest tests $(PYTEST_SPREAD) --require-all -m "not ray and not frameworks" $(OF_FRAMEWORKS:%=--ignore=%) $(PYTEST_ARGS)
 	$(ALL)/bin/python -m pytest tests $(PYTEST_SPREAD) --require-all -m frameworks $(PYTEST_ARGS)
-	$(ALL)/bin/python -m pytest tests $(PYTEST_SPREAD) --require-all -m "ray and not frameworks" $(PYTEST_ARGS)
+	$(ALL)/bin/python -m pytest tests $(PYTEST_SPREAD) --require-all -m "ray and not frameworks" $(OF_FRAMEWORKS:%=--ignore=%) $(PYTEST_ARGS)
 	$(ALL)/bin/python -m benchmarks.instructions $(GUARD_ARGS)
 	@echo "make test-all: everything passed."
 
