@@ -8,6 +8,7 @@ so that tests can look into it, or cut off its merges; what others reach it by i
 import itertools
 import signal
 import sys
+import warnings
 import weakref
 
 import pytest
@@ -167,7 +168,12 @@ def server():
 def ray_cluster():
     """A Ray cluster of this machine, for all tests of this run."""
     ray = pytest.importorskip("ray")
-    ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False, object_store_memory=256 << 20)
+    with warnings.catch_warnings():
+        # JAX's, where it is loaded. What Ray forks becomes another program at once.
+        warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+        ray.init(
+            address="local", num_cpus=3, include_dashboard=False, log_to_driver=False, object_store_memory=256 << 20
+        )
     yield ray
     ray.shutdown()
 
