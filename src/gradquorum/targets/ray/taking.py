@@ -100,19 +100,26 @@ class Taker:
         num_required: int,
         build: Callable[[Any], T],
         merge: Callable[[int, Detached], Any] | None = None,
+        made: tuple[int, Any] | None = None,
     ) -> tuple[T] | None:
-        """Wait for a take, and return what `build` makes of its round once merged; None if it was withdrawn."""
+        """Wait for a take, and return what `build` makes of its round once merged; None if it was withdrawn.
+
+        `made` is an incarnation and a first call that was made in it already.
+        """
         from ray.exceptions import RayError
 
         client = self._client
         while True:
-            client.check()
-            seen = client.incarnation
+            if made is None:
+                client.check()
+            seen = client.incarnation if made is None else made[0]
             try:
-                answer = self._wait(call(seen), num_required)
+                answer = self._wait(call(seen) if made is None else made[1], num_required)
+                made = None
                 if type(answer) is Detached:
                     answer = (merge or self._merge)(seen, answer)
             except RayError as error:
+                made = None
                 client.resume(seen, error)
                 if client.incarnation == seen:  # the coordinator knows of nobody who has died
                     words = "a call was lost; the round is kept for the next take, unless an actor has just died"
@@ -232,16 +239,16 @@ class Taker:
         on_error: Callable[[BaseException], None],
     ) -> None:
         """Wait for a take in a thread, where one of the two is called, unless it was withdrawn."""
-        token, coordinator, queued_in = self._client.token, self._client.coordinator, self._client.incarnation
+        coordinator = self._client.coordinator
+        # Now, not in the thread: whoever closes the round after this finds somebody who waits for what was decided.
+        made = self._client.incarnation, coordinator.await_take.remote(self._client.token, take)
 
         def call(seen: int) -> Any:
-            if seen == queued_in:
-                return coordinator.await_take.remote(token, take)
             return coordinator.take.remote(*self._take(seen, take), *terms)  # again: the queue of before is gone
 
         def run() -> None:
             try:
-                result = self._receive(call, terms[0], build)
+                result = self._receive(call, terms[0], build, made=made)
                 if result is not None:
                     on_result(result[0])
             except BaseException as error:
