@@ -15,7 +15,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-all lint bench sanitize sanitize-cpp sanitize-python fuzz guard accept-instructions clean FORCE
+.PHONY: help demo test test-all test-ray lint bench sanitize sanitize-cpp sanitize-python fuzz guard accept-instructions clean FORCE
 
 MAIN := .venv
 ALL := .venv-all
@@ -99,14 +99,18 @@ test: $(MAIN)/.group-test ## the tests, under five minutes
 # JAX is loaded by test files of these already.
 OF_FRAMEWORKS := tests/facade tests/frameworks
 
-test-all: $(ALL)/.group-test $(ALL)/.group-frameworks $(ALL)/.group-ray ## everything, with PyTorch, JAX, TensorFlow and Ray installed; nothing may be skipped
+test-all: $(ALL)/.group-test $(ALL)/.group-frameworks $(ALL)/.group-ray ## with PyTorch, JAX, TensorFlow and Ray installed, all but the rest of test-ray; nothing may be skipped
 	$(call check_engine,$(ALL)/bin/python)
 	$(ALL)/bin/python -m pytest --quiet --doctest-modules src
 	$(ALL)/bin/python -m pytest tests $(PYTEST_SPREAD) --require-all -m "not ray and not frameworks" $(OF_FRAMEWORKS:%=--ignore=%) $(PYTEST_ARGS)
 	$(ALL)/bin/python -m pytest tests $(PYTEST_SPREAD) --require-all -m frameworks $(PYTEST_ARGS)
-	$(ALL)/bin/python -m pytest tests $(PYTEST_SPREAD) --require-all -m "ray and not frameworks" $(OF_FRAMEWORKS:%=--ignore=%) $(PYTEST_ARGS)
+	$(ALL)/bin/python -m pytest tests/contract tests/unit $(PYTEST_SPREAD) --require-all -m "ray and not frameworks" $(PYTEST_ARGS)
 	$(ALL)/bin/python -m benchmarks.instructions $(GUARD_ARGS)
 	@echo "make test-all: everything passed."
+
+test-ray: $(ALL)/.group-test $(ALL)/.group-frameworks $(ALL)/.group-ray ## all tests on Ray: those of test-all, and races, deaths of actors, a chaos run
+	$(ALL)/bin/python -m pytest tests $(PYTEST_SPREAD) --require-all -m "ray and not frameworks" $(OF_FRAMEWORKS:%=--ignore=%) $(PYTEST_ARGS)
+	@echo "make test-ray: everything passed."
 
 lint: $(MAIN)/.group-lint ## ruff and mypy
 	$(MAIN)/bin/ruff check .
