@@ -1,10 +1,13 @@
 """What only Ray has: pipelines, results that stay in parts, workers watched by their calls."""
 
+import time
+
 import numpy as np
 import pytest
 
 import gradquorum as gq
 import gradquorum.ray as gqr
+from gradquorum.targets.ray import coordinator
 from gradquorum.targets.ray.taking import Taker
 from tests.support import TIMEOUT, Call, assert_rows, num_blocked, wait_for_waiters, wait_until
 
@@ -157,3 +160,20 @@ def test_second_ctrl_c_while_a_round_is_given_back_loses_nothing(make, monkeypat
     result = acc.take_grad(1, timeout=TIMEOUT)
     assert_rows(result, [1], [1.0])
     assert (result.step, acc.global_step, acc.num_undelivered) == (0, 1, 0)
+
+
+@pytest.mark.parametrize("form", ["take", "future"])
+def test_round_that_was_decided_before_the_last_close_arrives_all_the_same(make, monkeypatch, form):
+    acc = make()
+    acc.apply_grad([1], [[1.0]])
+    deliver, discarded = Taker._deliver, []
+
+    def close_and_deliver(self, take):
+        discarded.append(acc.close())
+        time.sleep(5 * coordinator._END_SECONDS)  # nobody else waits: the actors may go, but for us
+        deliver(self, take)
+
+    monkeypatch.setattr(Taker, "_deliver", close_and_deliver)
+    result = acc.take_grad(1) if form == "take" else acc.submit_take(1).result(TIMEOUT)
+    assert_rows(result, [1], [1.0])
+    assert discarded == [0]

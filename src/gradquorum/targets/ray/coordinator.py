@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -30,7 +31,7 @@ C = TypeVar("C", bound=Callable[..., Coroutine[Any, Any, Any]])
 _GRACE_SECONDS = 60.0
 """How long a round without any process waits for the next one."""
 _BACK_SECONDS = 60.0
-"""How long calls wait for a shard that is being restarted."""
+"""How long calls wait for a shard that is being restarted, and an ended coordinator for takers."""
 _END_SECONDS = 0.2
 """How long an ended coordinator stays to give its last answers."""
 _MAX_WAITS = 4096
@@ -197,7 +198,7 @@ class Coordinator:
                 self._end()
 
     def _end(self) -> None:
-        """End this actor and the shards, once the last answers are out."""
+        """End this actor and the shards, once the last answers are out and the last rounds have arrived."""
         if not self._is_over:
             self._is_over = True
             self._ending = asyncio.ensure_future(self._kill())
@@ -206,7 +207,10 @@ class Coordinator:
         import ray
 
         self.life.stop()
+        until = time.monotonic() + _BACK_SECONDS
         await asyncio.sleep(_END_SECONDS)
+        while self.life.is_awaited and time.monotonic() < until:
+            await asyncio.sleep(_END_SECONDS)
         for actor in self._actors:
             ray.kill(actor)
         ray.kill(ray.get_runtime_context().current_actor)

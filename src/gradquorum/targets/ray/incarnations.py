@@ -122,6 +122,11 @@ class Incarnations:
         """Whether the coordinator was restarted so lately that processes may not have heard of it."""
         return time.monotonic() < self._known_at
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a round has been detached that has not arrived yet."""
+        return self._has_begun and self.host.round.oldest_serial < self.host.round.serial
+
     def stop(self) -> None:
         """Watch the shards no more."""
         for watch in self._watches:
@@ -225,7 +230,12 @@ class Incarnations:
             await self.ready()
 
     async def record(self) -> None:
-        """Have the shards keep what has been delivered. All do when this returns, or the file does."""
+        """Have the shards keep what has been delivered. All do when this returns, or the file does.
+
+        Nothing goes back to what a round was that has been closed: then there is nothing to keep.
+        """
+        if self.keeper.closed:
+            return
         ground = self.ground
         ground.look(self.host, self.keeper)
         recorded, deliveries = ground.record()
