@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import functools
 import logging
 import os
@@ -23,6 +22,7 @@ from gradquorum.round import Round
 from gradquorum.specs import RoundSpec
 from gradquorum.targets.host import RoundHost
 from gradquorum.targets.interface import AbstractTarget, Merged, Terms
+from gradquorum.targets.waits import log_waiting, try_to_resolve
 from gradquorum.validation import CheckedGradient
 from gradquorum.waiters import Deadline, Handle, Ticket
 
@@ -200,9 +200,7 @@ class LocalTarget(AbstractTarget):
         merged: asyncio.Future[T] = loop.create_future()
 
         def finish(ticket: Ticket, result: T | None, error: BaseException | None) -> None:
-            try:
-                loop.call_soon_threadsafe(_resolve, merged, result, error)
-            except RuntimeError:  # the loop is closed: nobody waits any more
+            if not try_to_resolve(loop, merged, result, error):
                 abandon(ticket)
                 _settle(round_)
 
@@ -308,21 +306,8 @@ def _wait(round_: Round, ticket: Ticket, deadline: Deadline) -> None:
         if deadline.passed:
             round_.expire(ticket)  # decides it, if nobody has
         elif time.monotonic() >= log_at:
-            _log_waiting(round_, ticket, since)
+            log_waiting(round_.figures, ticket.num_required, since)
             log_at += NEXT_LOG_SECONDS
-
-
-def _log_waiting(round_: Round, ticket: Ticket, since: float) -> None:
-    have, step, num_stale = round_.figures()
-    with contextlib.suppress(Exception):  # a handler of the user's that fails must not end the take
-        _logger.warning(
-            "take_grad has waited %.0f s: have %d, need %d at step %d; %d dropped as stale since the round began",
-            time.monotonic() - since,
-            have,
-            ticket.num_required,
-            step,
-            num_stale,
-        )
 
 
 def _settle(round_: Round) -> None:
@@ -340,15 +325,6 @@ def _reclaim(host: RoundHost) -> None:
             host.round.abandoned.append(job.ticket)
             job.stop()
             _settle(host.round)
-
-
-def _resolve(merged: Any, result: object, error: BaseException | None) -> None:
-    if merged.done():  # cancelled
-        return
-    if error is None:
-        merged.set_result(result)
-    else:
-        merged.set_exception(error)
 
 
 def _too_late() -> bool:
@@ -421,7 +397,7 @@ class _BackgroundTake(Generic[T]):
         if deadline.passed:
             self._host.round.expire(ticket)
             return
-        _log_waiting(self._host.round, ticket, self._since)
+        log_waiting(self._host.round.figures, ticket.num_required, self._since)
         self._watch(deadline, log_at + NEXT_LOG_SECONDS)
 
     def __call__(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
-import logging
 import os
 import threading
 import time
@@ -33,6 +32,7 @@ from gradquorum.targets.process.sending import Sender
 from gradquorum.targets.process.specs import from_spec, to_spec
 from gradquorum.targets.process.states import receive_state, send_state
 from gradquorum.targets.process.waiting import FutureTake, Handover, WaitingTake
+from gradquorum.targets.waits import log_waiting
 from gradquorum.validation import CheckedGradient
 
 __all__ = ["ProcessTarget", "open_remote"]
@@ -41,8 +41,6 @@ T = TypeVar("T")
 
 _CANCEL_SECONDS = 1.0
 """How long a cancelled coroutine waits to hear that its take has ended."""
-
-_logger = logging.getLogger("gradquorum")
 
 
 def open_remote(address: str, shared_name: str, spec: RoundSpec | None, create: bool) -> ProcessTarget:
@@ -119,7 +117,7 @@ class ProcessTarget(AbstractTarget):
         since = time.monotonic()
 
         def log() -> float:
-            self._log_waiting(num_required, since)
+            log_waiting(lambda: self._client.call(m.Ask(self._handle, "figures")), num_required, since)
             return time.monotonic() + local.NEXT_LOG_SECONDS
 
         try:
@@ -137,18 +135,6 @@ class ProcessTarget(AbstractTarget):
             connection.channel.close()
         else:
             self._client.check_in(connection)
-
-    def _log_waiting(self, num_required: int, since: float) -> None:
-        with contextlib.suppress(Exception):  # neither a handler of the user's nor the server may end the take
-            figures = self._client.call(m.Ask(self._handle, "figures"))
-            _logger.warning(
-                "take_grad has waited %.0f s: have %d, need %d at step %d; %d dropped as stale since the round began",
-                time.monotonic() - since,
-                figures.have,
-                num_required,
-                figures.step,
-                figures.num_stale,
-            )
 
     def _merged(self, connection: Connection, taken: m.Taken) -> Merged:
         """Return a round that has arrived, its arrays where they arrived."""

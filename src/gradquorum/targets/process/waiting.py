@@ -13,6 +13,7 @@ from gradquorum.targets.process import messages as m
 from gradquorum.targets.process.channel import BrokenChannel
 from gradquorum.targets.process.client import Client
 from gradquorum.targets.process.connection import Connection
+from gradquorum.targets.waits import try_to_resolve
 
 __all__ = ["FutureTake", "Handover", "WaitingTake"]
 
@@ -161,9 +162,7 @@ class Handover(Generic[T]):
         self._resolve(None, error)
 
     def _resolve(self, result: Any, error: BaseException | None) -> None:
-        try:
-            self._loop.call_soon_threadsafe(_set_outcome, self._arrived, result, error)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        if not try_to_resolve(self._loop, self._arrived, result, error):
             self._decided.set()
 
     def reclaim(self) -> bool:
@@ -183,15 +182,6 @@ class Handover(Generic[T]):
         """Give the result back, whether it has arrived or not. In the coroutine."""
         self._accepted = False
         self._decided.set()
-
-
-def _set_outcome(arrived: Any, result: Any, error: BaseException | None) -> None:
-    if arrived.done():  # cancelled
-        return
-    if error is None:
-        arrived.set_result(result)
-    else:
-        arrived.set_exception(error)
 
 
 class FutureTake(concurrent.futures.Future[T]):

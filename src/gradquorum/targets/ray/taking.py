@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -22,14 +21,13 @@ from gradquorum.targets.ray.client import Client
 from gradquorum.targets.ray.records import Detached, Void
 from gradquorum.targets.ray.splitting import dense_shard, join, own
 from gradquorum.targets.ray.waiting import FutureTake, Handover
+from gradquorum.targets.waits import log_waiting
 
 __all__ = ["Taker"]
 
 T = TypeVar("T")
 
 _LOOK_UP_SECONDS = 30.0
-
-_logger = logging.getLogger("gradquorum")
 
 
 class Taker:
@@ -145,20 +143,8 @@ class Taker:
                 return self._client.get(call, timeout=min(max(log_at - time.monotonic(), 0.0), _LOOK_UP_SECONDS))
             except GetTimeoutError:
                 if time.monotonic() >= log_at:
-                    self._log_waiting(num_required, since)
+                    log_waiting(lambda: self._client.ask(self._number, "figures"), num_required, since)
                     log_at += local.NEXT_LOG_SECONDS
-
-    def _log_waiting(self, num_required: int, since: float) -> None:
-        with contextlib.suppress(Exception):  # neither a handler of the user's nor the cluster may end the take
-            figures = self._client.ask(self._number, "figures")
-            _logger.warning(
-                "take_grad has waited %.0f s: have %d, need %d at step %d; %d dropped as stale since the round began",
-                time.monotonic() - since,
-                figures.have,
-                num_required,
-                figures.step,
-                figures.num_stale,
-            )
 
     def _merge(self, seen: int, detached: Detached) -> Merged | Void:
         """Have the shards merge a round, and return it as one."""

@@ -6,6 +6,8 @@ import concurrent.futures
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from gradquorum.targets.waits import try_to_resolve
+
 __all__ = ["FutureTake", "Handover"]
 
 T = TypeVar("T")
@@ -42,9 +44,7 @@ class Handover(Generic[T]):
         self._resolve(None, error)
 
     def _resolve(self, result: Any, error: BaseException | None) -> None:
-        try:
-            self._loop.call_soon_threadsafe(_set_outcome, self._arrived, result, error)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        if not try_to_resolve(self._loop, self._arrived, result, error):
             self._give_back()
 
     def reclaim(self) -> bool:
@@ -53,12 +53,3 @@ class Handover(Generic[T]):
             return False
         self._give_back()
         return True
-
-
-def _set_outcome(arrived: Any, result: Any, error: BaseException | None) -> None:
-    if arrived.done():  # cancelled
-        return
-    if error is None:
-        arrived.set_result(result)
-    else:
-        arrived.set_exception(error)
