@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import gradquorum as gq
+from gradquorum.targets.process import messages
 from gradquorum.targets.process.parts import arrays_of
 from gradquorum.targets.process.sending import Sender
 
@@ -119,3 +120,42 @@ def test_gradients_that_go_through_one_block_do_not_change_each_other(engine, nu
         taken = group.take(3)
         for mean in (dense.take_grad(3), acc.take_grad(3).values, taken["table"].values, taken["bias"]):
             np.testing.assert_array_equal(mean, np.full((num_rows, DIM), 3.0, np.float32))
+
+
+@pytest.mark.parametrize("num_rows", [1, LARGE])
+@pytest.mark.parametrize("num_bytes", [messages.MAX_TEXT_BYTES, messages.MAX_MESSAGE_BYTES])
+def test_worker_whose_name_no_server_reads_is_told_so_and_nothing_has_changed(server, num_rows, num_bytes):
+    ids, rows = np.arange(num_rows), np.ones((num_rows, DIM), np.float32)
+    with gq.SparseConditionalAccumulator("float32", (None, DIM), target=server.address) as acc:
+        assert acc.apply_grad(ids, rows, worker=1)
+        for call in (
+            lambda worker: acc.apply_grad(ids, rows, worker=worker),
+            lambda worker: acc.last_sequence(worker),
+            lambda worker: acc.worker(worker),
+        ):
+            with pytest.raises(gq.InvalidArgumentError, match=r"workers of at most .* bytes.*shorter"):
+                call("w" * num_bytes)
+        longest = "w" * (messages.MAX_TEXT_BYTES - 1)  # a byte says that it is a text
+        assert acc.apply_grad(ids, rows, worker=longest)
+        assert acc.take_grad(2).workers == (1, longest)
+
+
+@pytest.mark.parametrize("num_members", [messages.MAX_MEMBERS, messages.MAX_MEMBERS + 1])
+def test_group_of_more_members_than_a_server_reads_is_refused_and_the_session_goes_on(server, num_members):
+    specs = {f"{number}": gq.DenseSpec("float32", ()) for number in range(num_members)}
+    with gq.SparseConditionalAccumulator("float32", target=server.address) as acc:
+        if num_members > messages.MAX_MEMBERS:
+            with pytest.raises(gq.InvalidArgumentError, match=r"at most 4096 members.*several groups"):
+                gq.AccumulatorGroup(specs, "many", target=server.address)
+        else:
+            with gq.AccumulatorGroup(specs, "many", target=server.address) as group:
+                assert group.apply(dict.fromkeys(specs, 1.0))
+                assert len(group.take(1)) == num_members
+        assert acc.num_accumulated() == 0
+
+
+def test_round_whose_name_no_server_reads_is_refused_and_the_session_goes_on(server):
+    with gq.SparseConditionalAccumulator("float32", target=server.address) as acc:
+        with pytest.raises(gq.InvalidArgumentError, match="expected names and workers of at most 262144 bytes"):
+            gq.attach("n" * (messages.MAX_TEXT_BYTES + 1), server.address)
+        assert acc.num_accumulated() == 0

@@ -265,11 +265,12 @@ class Client:
         self._raise_ended(self._end(error), outcome_known=outcome_known)
 
     def send(self, connection: Connection, message: Any) -> None:
-        """Send a request; raises like `exchange`."""
+        """Send a request; raises like `exchange`, and InvalidArgumentError for one that no server reads."""
+        data = m.encode_request(message)
         try:
             if self.dropped:
                 connection.channel.send(m.encode(m.Release(tuple(self._drain()))))
-            connection.channel.send(m.encode(message))
+            connection.channel.send(data)
         except BrokenChannel as error:
             self.fail(error)
 

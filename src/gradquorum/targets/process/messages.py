@@ -24,6 +24,7 @@ __all__ = [
     "VERSION",
     "check",
     "encode",
+    "encode_request",
     "from_text",
     "from_worker",
     "to_text",
@@ -35,6 +36,7 @@ VERSION = 1
 MAX_MESSAGE_BYTES = 1 << 20
 """Nobody reads a longer one."""
 MAX_TEXT_BYTES = 1 << 18
+MAX_MEMBERS = 4096
 MAX_IDS = 4096
 """So many handles or blocks are spoken of in one message."""
 
@@ -65,7 +67,7 @@ class Part(_Message):
     late_error: Text | None = None
 
 
-Parts = Annotated[tuple[Part, ...], Meta(max_length=4096)]
+Parts = Annotated[tuple[Part, ...], Meta(max_length=MAX_MEMBERS)]
 
 
 class MemberSpec(_Message):
@@ -82,7 +84,7 @@ class Spec(_Message):
     """All that fixes what a round does."""
 
     kind: Text
-    members: Annotated[tuple[MemberSpec, ...], Meta(max_length=4096)]
+    members: Annotated[tuple[MemberSpec, ...], Meta(max_length=MAX_MEMBERS)]
     options: Annotated[dict[str, str | int | bool | None], Meta(max_length=32)]
     """All but `staleness`."""
     staleness: Annotated[tuple[Word, ...], Meta(max_length=8)] = ("_Strict",)
@@ -396,6 +398,29 @@ FROM_SERVER = msgspec.msgpack.Decoder(
     | State
 )
 encode = msgspec.msgpack.Encoder().encode
+_ALWAYS_READ_BYTES = 1 << 14
+"""Every request that is shorter keeps all caps: an inline gradient is, and no group of too many members."""
+
+
+def encode_request(message: _Message) -> bytes:
+    """Encode what a client says, if a server will read it: one that is sent what it will not ends the session.
+
+    Raises:
+        InvalidArgumentError: it is too long.
+    """
+    data = encode(message)
+    if len(data) > _ALWAYS_READ_BYTES:
+        try:
+            if len(data) > MAX_MESSAGE_BYTES:
+                raise msgspec.ValidationError(f"{len(data)} bytes")
+            FROM_CLIENT.decode(data)
+        except msgspec.ValidationError as error:
+            raise InvalidArgumentError(
+                f"{type(message).__name__}: expected names and workers of at most {MAX_TEXT_BYTES} bytes, at most "
+                f"{MAX_MEMBERS} members, and at most {MAX_MESSAGE_BYTES} bytes in all, got more ({error}): nothing was "
+                "sent to the server; take shorter names, or several groups"
+            ) from None
+    return data
 
 
 def to_text(text: str) -> bytes:
