@@ -170,11 +170,18 @@ def watch(accumulator: AbstractAccumulator[Any], calls: Mapping[Worker, Any]) ->
         calls: an `ObjectRef` for each worker.
 
     Raises:
+        InvalidArgumentError: something is no `ObjectRef`. Nobody has joined.
         ClosedError: the handle is closed.
     """
+    from ray import ObjectRef
+
     target = _on_ray(accumulator)
-    for worker, call in calls.items():
-        target._ask("watch_worker", check_worker(worker), [call])
+    checked = [(check_worker(worker), call) for worker, call in calls.items()]
+    for worker, call in checked:
+        if not isinstance(call, ObjectRef):
+            raise InvalidArgumentError(f"calls[{worker!r}]: expected a ray.ObjectRef, got {call!r}")
+    for worker, call in checked:
+        target._ask("watch_worker", worker, [call])
 
 
 def _on_ray(accumulator: AbstractAccumulator[Any]) -> Any:
