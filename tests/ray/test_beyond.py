@@ -119,6 +119,13 @@ def test_error_of_a_watched_worker_reaches_the_waiting_take(ray_cluster, make, h
     assert ("3 raised ValueError: no data" if how == "raises" else "3 raised ") in str(error)
 
 
+def test_watching_what_is_no_call_is_refused_and_nobody_has_joined(ray_cluster, make):
+    acc = make(expected_workers=2, max_per_worker=1)
+    with pytest.raises(gq.InvalidArgumentError, match=r"calls\['b'\]: expected a ray.ObjectRef, got 'x'"):
+        gqr.watch(acc, {"a": ray_cluster.put(1), "b": "x"})
+    assert acc.num_workers == 0
+
+
 @pytest.mark.usefixtures("pooled")
 def test_waiting_takes_do_not_block_applies(make):
     acc = make()

@@ -208,8 +208,9 @@ class Coordinator:
 
         self.life.stop()
         until = time.monotonic() + _BACK_SECONDS
-        await asyncio.sleep(_END_SECONDS)
-        while self.life.is_awaited and time.monotonic() < until:
+        is_awaited = True
+        while is_awaited and time.monotonic() < until:
+            is_awaited = self.life.is_awaited  # before the sleep, in which the answer to the last delivery gets out
             await asyncio.sleep(_END_SECONDS)
         for actor in self._actors:
             ray.kill(actor)
