@@ -30,6 +30,11 @@ def test_matrix_factorisation_goes_on_when_a_worker_is_gone_half_way(form):
 def test_example_of_the_documentation_does_what_it_says():
     text = (EXAMPLE.parents[1] / "docs" / "training.md").read_text(encoding="utf-8")
     code = re.search(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[1]
-    check = "\nassert np.abs(table[:4]).max() < 0.01 < table[4].min()\nassert abs(bias + 1).max() < 0.01\n"
+    # Three of four are in every round: all but one are in fifty of a hundred at least, however threads are scheduled.
+    check = """
+rows = np.sort(np.abs(table[:4]).max(1))
+assert rows[2] < 0.01 and rows[3] <= 1 and (table[4] == 1).all(), table
+assert abs(bias + 1).max() < 0.01, bias
+"""
     done = subprocess.run([*STRICT_PYTHON, "-c", code + check], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout, done.stderr) == (0, "100 rounds\n", "")
