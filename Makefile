@@ -98,18 +98,20 @@ test: $(MAIN)/.group-test ## the tests, under five minutes
 # In three goes: many tests fork, which with JAX's threads beside them may deadlock, and those on Ray share a cluster.
 # JAX is loaded by test files of these already.
 OF_FRAMEWORKS := tests/facade tests/frameworks
+run_tests_on_ray = $(ALL)/bin/python -m pytest tests $(PYTEST_SPREAD) --require-all -m "ray and not frameworks" \
+                   $(OF_FRAMEWORKS:%=--ignore=%) $(PYTEST_ARGS)
 
-test-all: $(ALL)/.group-test $(ALL)/.group-frameworks $(ALL)/.group-ray ## with PyTorch, JAX, TensorFlow and Ray installed, all but the rest of test-ray; nothing may be skipped
+test-all: $(ALL)/.group-test $(ALL)/.group-frameworks $(ALL)/.group-ray ## with PyTorch, JAX, TensorFlow and Ray installed; nothing may be skipped
 	$(call check_engine,$(ALL)/bin/python)
 	$(ALL)/bin/python -m pytest --quiet --doctest-modules src
 	$(ALL)/bin/python -m pytest tests $(PYTEST_SPREAD) --require-all -m "not ray and not frameworks" $(OF_FRAMEWORKS:%=--ignore=%) $(PYTEST_ARGS)
 	$(ALL)/bin/python -m pytest tests $(PYTEST_SPREAD) --require-all -m frameworks $(PYTEST_ARGS)
-	$(ALL)/bin/python -m pytest tests/contract tests/unit $(PYTEST_SPREAD) --require-all -m "ray and not frameworks" $(PYTEST_ARGS)
+	$(run_tests_on_ray)
 	$(ALL)/bin/python -m benchmarks.instructions $(GUARD_ARGS)
 	@echo "make test-all: everything passed."
 
-test-ray: $(ALL)/.group-test $(ALL)/.group-frameworks $(ALL)/.group-ray ## all tests on Ray: those of test-all, and races, deaths of actors, a chaos run
-	$(ALL)/bin/python -m pytest tests $(PYTEST_SPREAD) --require-all -m "ray and not frameworks" $(OF_FRAMEWORKS:%=--ignore=%) $(PYTEST_ARGS)
+test-ray: $(ALL)/.group-test $(ALL)/.group-frameworks $(ALL)/.group-ray ## those of test-all that are on Ray
+	$(run_tests_on_ray)
 	@echo "make test-ray: everything passed."
 
 lint: $(MAIN)/.group-lint ## ruff and mypy
