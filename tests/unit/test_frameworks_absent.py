@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-LOADED = "import sys; print({'torch', 'jax', 'tensorflow'} & {name.split('.')[0] for name in sys.modules})"
+LOADED = "import sys; print({'torch', 'jax', 'tensorflow', 'ray'} & {name.split('.')[0] for name in sys.modules})"
 
 
 def output_of(code):
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
@@ -37,6 +37,15 @@ def test_a_missing_framework_is_named(name, words):
     )
     expected = rf"{name} gradquorum\.{name} {words}.*pip install {name}\n"
     assert re.fullmatch(expected, output_of(code))
+
+
+def test_a_missing_ray_is_named_and_no_thread_dies_of_it():
+    code = (
+        "import sys, threading, gradquorum as gq; sys.modules['ray'] = None\n"
+        "try: gq.SparseConditionalAccumulator('float32', target='ray')\n"
+        "except gq.GradQuorumError as error: print(error, threading.active_count())\n"
+    )
+    assert re.fullmatch(r"target='ray': needs Ray: pip install 'gradquorum\[ray\]' 1\n", output_of(code))
 
 
 def test_other_names_are_no_attributes():

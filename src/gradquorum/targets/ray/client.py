@@ -43,9 +43,6 @@ def client_for(shared_name: str, spec: RoundSpec | None, target: Any, create: bo
     deadline = time.monotonic() + _BACK_SECONDS
     while True:
         with _clients_lock:
-            if not _releasing:
-                _releasing.append(threading.Thread(target=_release, name="gradquorum-release", daemon=True))
-                _releasing[0].start()
             client = _clients.get(shared_name)
             if client is None or not client.usable:
                 actor = find_coordinator(shared_name)
@@ -54,6 +51,9 @@ def client_for(shared_name: str, spec: RoundSpec | None, target: Any, create: bo
                         raise LookupError(shared_name)
                     actor = make_coordinator(shared_name, spec, target)
                 client = _clients[shared_name] = Client(shared_name, actor)
+            if not _releasing:
+                _releasing.append(threading.Thread(target=_release, name="gradquorum-release", daemon=True))
+                _releasing[0].start()
         try:
             return client, *client.open(spec)
         except _GoneError:
