@@ -112,12 +112,24 @@ def _as_array(what: str, values: Any) -> tuple[NDArray[Any], bool, bool]:
             return np.asarray(values), True, True
         if hasattr(values, "__dlpack__"):
             return np.from_dlpack(values), True, True
-        return np.asarray(memoryview(values)), True, True
+        memory = _memory_of(values)
+        if memory is not None:
+            return np.asarray(memory), True, True
     except (TypeError, ValueError, BufferError, RuntimeError) as error:
         check_concrete(what, values)
         raise InvalidArgumentError(
             f"{what}: expected an array, a list or a scalar, got {type(values).__name__}: {error}"
         ) from error
+    check_concrete(what, values)
+    raise InvalidArgumentError(f"{what}: expected an array, a list or a scalar, got {type(values).__name__}")
+
+
+def _memory_of(values: Any) -> memoryview | None:
+    """Return an object's buffer, None if it has none."""
+    try:
+        return memoryview(values)
+    except TypeError:
+        return None
 
 
 def as_index_vector(indices: Any) -> NDArray[np.int64]:

@@ -48,8 +48,6 @@ def connect(address: str | os.PathLike[str] | None, authkey: bytes | None = None
     if address is None or address == "local":
         set_default(None)
         return
-    if not isinstance(address, (str, os.PathLike)) or isinstance(os.fspath(address), bytes):
-        raise InvalidArgumentError(f"address: expected a path, got {address!r}")
     from gradquorum.targets.process.client import connect_to
 
     set_default(connect_to(address, authkey))

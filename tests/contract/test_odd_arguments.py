@@ -15,6 +15,18 @@ def test_indices_with_a_bool_among_them_or_as_text_are_an_error(make, indices):
         acc.apply_grad(indices, column(*range(len(indices))))
 
 
+@pytest.mark.parametrize("nothing", [None, object(), {1}, {1: 2}, range, ...], ids=lambda none: type(none).__name__)
+@pytest.mark.parametrize("at", ["indices", "grad_values", "grad"])
+def test_what_is_no_array_at_all_is_an_error_that_says_what_it_is(make, at, nothing):
+    acc = make.dense("float32") if at == "grad" else make.sparse("float32")
+    words = rf"^{at}: expected an array, a list or a scalar, got {type(nothing).__name__}$"
+    with unchanged(acc), pytest.raises(gq.InvalidArgumentError, match=words):
+        if at == "grad":
+            acc.apply_grad(nothing)
+        else:
+            acc.apply_grad(*([nothing, column(1)] if at == "indices" else [[1], nothing]))
+
+
 @pytest.mark.parametrize("shape", [{3, 2}, frozenset((2,)), {2: 3}, "32", iter((3, 2)), (1,) * 70, 5])
 def test_shape_that_is_no_vector_of_sizes_or_has_too_many_is_an_error(make, shape):
     with pytest.raises(gq.InvalidArgumentError):

@@ -56,3 +56,10 @@ def test_attach_without_a_target_expect_what_to_give():
 def test_target_that_is_a_name_expect_an_absolute_path():
     with pytest.raises(gq.InvalidArgumentError, match=r"a path with a '/' in it.*write './server'.*got 'server'"):
         gq.SparseConditionalAccumulator("float32", (5, 1), "emb", target="server")
+
+
+@pytest.mark.parametrize("address", [5, b"/tmp/server", ["/tmp/server"]])
+def test_address_that_is_no_path_is_refused_by_all_that_take_one(address):
+    for call in (gq.Server, gq.connect):
+        with pytest.raises(gq.InvalidArgumentError, match="address: expected a path, got "):
+            call(address)

@@ -70,6 +70,8 @@ def as_path(address: str | os.PathLike[str]) -> str:
     Raises:
         InvalidArgumentError: there can be no socket of that path.
     """
+    if not isinstance(address, (str, os.PathLike)) or isinstance(os.fspath(address), bytes):
+        raise InvalidArgumentError(f"address: expected a path, got {address!r}")
     path = os.path.abspath(os.fspath(address))
     if len(os.fsencode(path)) + len(_KEY_SUFFIX) > _MAX_PATH_BYTES or "\0" in path:
         raise InvalidArgumentError(
