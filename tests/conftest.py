@@ -123,7 +123,7 @@ def pytest_collection_modifyitems(config, items):
         if _is_twin(item):
             item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("timeout") is None and item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.timeout(180 if item.get_closest_marker("ray") else 600))
+            item.add_marker(pytest.mark.timeout(300 if item.get_closest_marker("ray") else 600))
     wanted = config.getoption("--slow") or config.getoption("--require-all") or "slow" in config.option.markexpr
     if not wanted:
         slow = [item for item in items if item.get_closest_marker("slow")]
