@@ -282,20 +282,44 @@ def test_round_that_was_read_when_the_time_was_over_goes_back(
     assert shared.num_undelivered == 0
 
 
-def test_take_when_its_accumulator_is_closed_ends_as_unknown_error_with_the_words(
+@pytest.mark.parametrize("closed", ["accumulator", "server"])
+def test_take_when_its_accumulator_or_server_is_closed_is_cancelled_with_the_words(
+    tf, gqtf, in_graph, run_thread, closed
+):
+    with gq.Server() as server, in_graph.build():
+        acc = gqtf.SparseConditionalAccumulator("float32", [5, 1], shared_name="Q", target=server.address)
+        take = acc.take_grad(1)
+        with in_graph.session() as session:
+            taking = run_thread(session.run, take)
+            wait_until(lambda: len(server._service.rounds._rounds["Q"].round._queue) == 1)
+            (acc.accumulator_ref if closed == "accumulator" else server).close()
+            error = taking.error()
+    assert isinstance(error, tf.errors.CancelledError)
+    assert "TakeGrad operation was cancelled" in error.message
+
+
+def test_server_knows_of_a_delivery_while_the_run_of_the_take_goes_on(
     tf, gqtf, server, shared, name, in_graph, run_thread
 ):
-    """Unlike one whose session is closed: this error comes out of a Python function."""
+    """So that nothing that happens to the rest of the run, or to this process, can bring the round a second time."""
+    using, go_on = threading.Event(), threading.Event()
+
+    def use(values):
+        using.set()
+        assert go_on.wait(TIMEOUT)
+        return values
+
     with in_graph.build():
         acc = gqtf.SparseConditionalAccumulator("float32", [5, 1], shared_name=name, target=server.address)
-        take = acc.take_grad(1)
+        used = tf.numpy_function(use, [acc.take_grad(1).values], tf.float32)
     with in_graph.session() as session:
-        taking = run_thread(session.run, take)
-        wait_until(lambda: len(server._service.rounds._rounds[name].round._queue) == 1)
-        acc.accumulator_ref.close()
-        error = taking.error()
-    assert isinstance(error, tf.errors.UnknownError)
-    assert "TakeGrad operation was cancelled" in error.message
+        shared.apply_grad([1], np.float32([[5.0]]))
+        running = run_thread(session.run, used)
+        assert using.wait(TIMEOUT)
+        wait_until(lambda: not server._service.rounds._rounds[name].round.num_in_flight)
+        go_on.set()
+        assert running.result().tolist() == [[5.0]]
+    assert shared.num_undelivered == 0
 
 
 def test_number_that_is_no_integer_is_refused_when_the_graph_is_built(tf, gqtf, server, shared, name, in_graph):

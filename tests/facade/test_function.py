@@ -229,7 +229,7 @@ def test_round_that_nobody_fetches_goes_back(tf, gqtf, run_thread):
     offers = acc._backend._operations._offers
     come, fail = threading.Event(), threading.Event()
 
-    def ended(number, **_):  # and the queue is not fed
+    def ended(number):  # and the queue is not fed
         come.set()
 
     offers._listener.ended = ended

@@ -28,7 +28,7 @@ def offers(gqtf, acc):
             self.all_ended, self.all_gone = [], []
             self.wake = threading.Semaphore(0)
 
-        def ended(self, number, *, is_cancelled):
+        def ended(self, number):
             self.all_ended.append(number)
             self.wake.release()
 
@@ -133,7 +133,7 @@ def test_round_whose_delivery_could_not_be_told_is_logged(gqtf, run_thread, capl
         def __init__(self):
             self.wake = threading.Event()
 
-        def ended(self, number, *, is_cancelled):
+        def ended(self, number):
             self.wake.set()
 
         def gone(self, number):

@@ -9,14 +9,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from gradquorum.errors import CancelledError
 from gradquorum.tensorflow.backend import as_tensor, plain
+from gradquorum.tensorflow.delivery import cancel_if
 from gradquorum.tensorflow.offers import Offers
 from gradquorum.tensorflow.operations import AbstractWait, as_list
 
 __all__ = ["FunctionWait"]
 
-_CANCELLED = "TakeGrad operation was cancelled"
-"""Part of the name of each queue, which is what TensorFlow says when the queue was closed."""
 _numbers = itertools.count()
 
 
@@ -34,19 +34,17 @@ class FunctionWait(AbstractWait):
         """Queues to be destroyed. Both are changed by single calls of theirs."""
 
     def build(self, offers: Offers, num_required: Any, empty: list[Any]) -> list[Any]:
-        begin, fetch = functools.partial(self._begin, offers), functools.partial(self._fetch, offers)
+        begin, fetch = functools.partial(self._begin, offers), functools.partial(self._fetch, offers, empty)
         number, line, queue = tf.py_function(begin, [num_required], [tf.int64, tf.int64, tf.resource])
         woken = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.bool])
-        with tf.control_dependencies(woken):  # a queue that was closed is TensorFlow's way to a CancelledError
-            is_open = tf.raw_ops.QueueEnqueueV2(handle=queue, components=[tf.constant(True)])
-        with tf.control_dependencies([is_open]):
-            return list(tf.numpy_function(fetch, [number, line], [array.dtype for array in empty]))
+        with tf.control_dependencies(woken):
+            dtypes = [tf.bool, *(array.dtype for array in empty)]
+            is_cancelled, *result = tf.numpy_function(fetch, [number, line], dtypes)
+        with tf.control_dependencies([cancel_if(is_cancelled)]):
+            return list(tf.identity_n(result))
 
-    def ended(self, number: int, *, is_cancelled: bool) -> None:
-        queue = self._queues[number]
-        tf.raw_ops.QueueEnqueueV2(handle=queue, components=[tf.constant(True)])
-        if is_cancelled:
-            tf.raw_ops.QueueCloseV2(handle=queue)
+    def ended(self, number: int) -> None:
+        tf.raw_ops.QueueEnqueueV2(handle=self._queues[number], components=[tf.constant(True)])
 
     def gone(self, number: int) -> None:
         self._dead.append(self._queues.pop(number))
@@ -57,7 +55,7 @@ class FunctionWait(AbstractWait):
         self._destroy_dead()
         number = next(_numbers)
         queue = tf.raw_ops.FIFOQueueV2(
-            component_types=[tf.bool], shapes=[[]], capacity=1, shared_name=f"{_CANCELLED} ({number})"
+            component_types=[tf.bool], shapes=[[]], capacity=1, shared_name=f"gradquorum/take {number}"
         )
         self._queues[number] = queue
         try:
@@ -66,9 +64,11 @@ class FunctionWait(AbstractWait):
             self.gone(number)
             raise
 
-    def _fetch(self, offers: Offers, number: Any, _line: Any) -> list[Any]:
+    def _fetch(self, offers: Offers, empty: list[Any], number: Any, _line: Any) -> list[Any]:
         try:
-            return as_list(offers.fetch(int(number)))
+            return [False, *as_list(offers.fetch(int(number)))]
+        except CancelledError:
+            return [True, *empty]
         finally:
             self._destroy_dead()
 

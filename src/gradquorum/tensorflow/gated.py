@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from gradquorum.specs import SparseSpec
 from gradquorum.tensorflow.backend import AbstractBackend, GradientTensors, as_step_tensor
-from gradquorum.tensorflow.lifelines import mark
-from gradquorum.tensorflow.sessions import check_running, session_number
+from gradquorum.tensorflow.delivery import deliver
+from gradquorum.tensorflow.sessions import session_number
 from gradquorum.tensorflow.tickets import open_store
 
 __all__ = ["GatedBackend"]
@@ -80,13 +80,7 @@ class GatedBackend(AbstractBackend):
             tickets, _ = tf.raw_ops.Merge(inputs=[tickets, none])
             dtypes = [tf.int64, self._dtype, tf.int64]
             merged = tf.numpy_function(self._merge_take, [self._gate, number, tickets], dtypes)
-            # From here on nothing waits for Python.
-            with tf.control_dependencies([merged[0]]):
-                is_running = check_running()
-            with tf.control_dependencies([is_running]):
-                is_delivered = mark(line)
-            with tf.control_dependencies([is_delivered]):
-                return list(tf.identity_n(merged, name=scope))
+            return deliver(line, merged, name=scope)
 
     def num_accumulated(self, name: str) -> Any:
         return tf.raw_ops.AccumulatorNumAccumulated(handle=self.reference, name=name)

@@ -20,6 +20,8 @@ __all__ = ["AbstractListener", "Offers"]
 
 
 _logger = logging.getLogger("gradquorum")
+_LOOK_SECONDS = 0.001
+"""How often a take looks whether a round that was read is on the way: its mark is in memory and wakes nobody."""
 _SETTLE_SECONDS = 1.0
 """How long the end of a run may wait until its round is back, or is known to be delivered."""
 
@@ -32,7 +34,7 @@ class AbstractListener(ABC):
     """What is told of the takes of an `Offers`, in any thread."""
 
     @abstractmethod
-    def ended(self, number: int, *, is_cancelled: bool) -> None:
+    def ended(self, number: int) -> None:
         """A round has come for a take, or an error: there is something to fetch. Called once at most."""
 
     @abstractmethod
@@ -48,24 +50,25 @@ class _Take:
 
     future: concurrent.futures.Future[Any]
 
-    def __init__(self, announce: Callable[..., None]) -> None:
+    def __init__(self, announce: Callable[[], None], is_marked: Callable[[], bool]) -> None:
         self.has_ended = False
         """The round has come, or an error. Set before it is announced."""
         self._announce = announce
+        self._is_marked = is_marked
         self._lock = threading.Lock()
         self._is_announced = False
+        self._read = threading.Event()
         self._settled = threading.Event()
         self._is_delivered = False
         self._offered: Any = None
 
-    def end(self, future: concurrent.futures.Future[Any] | None = None) -> None:
+    def end(self, _: object = None) -> None:
         """Announce, once, that a round or, in the future, an error is there."""
         with self._lock:
             is_announced, self._is_announced = self._is_announced, True
         if not is_announced:
             self.has_ended = True
-            is_cancelled = future is not None and isinstance(future.exception(), CancelledError)
-            self._announce(is_cancelled=is_cancelled)
+            self._announce()
 
     def offer(self, result: Any) -> None:
         """Wait until the round is delivered: in the thread of the take.
@@ -75,13 +78,18 @@ class _Take:
         """
         self._offered = result
         self.end()
-        self._settled.wait()
-        if not self._is_delivered:
+        self._read.wait()
+        while not self._is_marked() and not self._settled.wait(_LOOK_SECONDS):
+            pass
+        if not self._is_delivered and not self._is_marked():
             raise _Unfetched("take_grad: the run of the operation ended before it had the round, which went back")
 
     def read(self) -> Any:
-        """Return the round, which is not delivered by that, or raise what ended the take."""
-        return self.future.result() if self._offered is None else self._offered
+        """Return the round, which is delivered once its lifeline is marked, or raise what ended the take."""
+        if self._offered is None:
+            return self.future.result()
+        self._read.set()
+        return self._offered
 
     def settle(self, *, is_delivered: bool) -> None:
         """End the take: it leaves its line, or its round is delivered or goes back for whoever takes next."""
@@ -89,6 +97,7 @@ class _Take:
             self._is_announced = True
         self._is_delivered = is_delivered
         self._settled.set()
+        self._read.set()
         if is_delivered or not self.future.cancel():
             concurrent.futures.wait([self.future], _SETTLE_SECONDS)
 
@@ -115,8 +124,8 @@ class Offers:
 
     def begin(self, number: int, num_required: Any) -> NDArray[np.int64]:
         """Begin the take of a new number, and return its lifeline."""
-        take = _Take(functools.partial(self._listener.ended, number))
-        line = lifeline(functools.partial(self._cut, number))
+        line, is_marked = lifeline(functools.partial(self._cut, number))
+        take = _Take(functools.partial(self._listener.ended, number), is_marked)
         take.future = self._acc._submit_offer(num_required, None, take.offer)
         with self._lock:
             self._takes[number] = take
@@ -128,7 +137,7 @@ class Offers:
         return self._takes[number].has_ended
 
     def read(self, number: int) -> Any:
-        """Return the round of a take that has ended. It is delivered if the lifeline is marked before it is cut.
+        """Return the round of a take that has ended. It is delivered when the lifeline is marked, if ever.
 
         Raises:
             GradQuorumError: what ended the take.

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gradquorum.tensorflow.lifelines import mark
+from gradquorum.errors import CancelledError
+from gradquorum.tensorflow.delivery import cancel_if, check_running, deliver
 from gradquorum.tensorflow.offers import Offers
 from gradquorum.tensorflow.operations import AbstractWait, as_list
-from gradquorum.tensorflow.sessions import check_running
 
 __all__ = ["SessionWait"]
 
@@ -51,26 +51,20 @@ class SessionWait(AbstractWait):
                 is_running = check_running()
             with tf.control_dependencies([is_running]):
                 read = functools.partial(self._read, offers, empty)
-                done, *result = tf.numpy_function(
-                    read, [has_ended, number], [tf.bool, *(array.dtype for array in empty)]
-                )
-            return [tf.ensure_shape(done, []), *result]
+                dtypes = [tf.bool, tf.bool, *(array.dtype for array in empty)]
+                done, is_cancelled, *result = tf.numpy_function(read, [has_ended, number], dtypes)
+            return [tf.ensure_shape(done, []), tf.ensure_shape(is_cancelled, []), *result]
 
-        _, *result = tf.while_loop(
+        _, is_cancelled, *result = tf.while_loop(
             lambda done, *_: tf.logical_not(done),
             try_to_fetch,
-            [tf.constant(False), *map(tf.constant, empty)],
-            shape_invariants=[tf.TensorShape([]), *[tf.TensorShape(None)] * len(empty)],
+            [tf.constant(False), tf.constant(False), *map(tf.constant, empty)],
+            shape_invariants=[*[tf.TensorShape([])] * 2, *[tf.TensorShape(None)] * len(empty)],
         )
-        # From here on nothing waits for Python.
-        with tf.control_dependencies(result[:1]):
-            is_running = check_running()
-        with tf.control_dependencies([is_running]):
-            is_delivered = mark(line)
-        with tf.control_dependencies([is_delivered]):
-            return list(tf.identity_n(result))
+        with tf.control_dependencies([cancel_if(is_cancelled)]):
+            return deliver(line, result)
 
-    def ended(self, number: int, *, is_cancelled: bool) -> None:
+    def ended(self, number: int) -> None:
         with _changed:
             _ended.add(number)
             _changed.notify_all()
@@ -93,6 +87,9 @@ class SessionWait(AbstractWait):
 
     def _read(self, offers: Offers, empty: list[Any], has_ended: Any, number: Any) -> list[Any]:
         if not has_ended:
-            return [False, *empty]
+            return [False, False, *empty]
         self.gone(int(number))  # others need not look for its sake while its run goes on
-        return [True, *as_list(offers.read(int(number)))]
+        try:
+            return [True, False, *as_list(offers.read(int(number)))]
+        except CancelledError:
+            return [True, True, *empty]
