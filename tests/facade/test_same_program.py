@@ -1,5 +1,6 @@
 """Programs written for TensorFlow's class, run on it and, with the import changed, on ours."""
 
+import functools
 import re
 import threading
 import types
@@ -9,12 +10,20 @@ import pytest
 
 from tests.support import TIMEOUT
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [
+    pytest.mark.frameworks,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::gradquorum.StaleGradientWarning"),
+]
 
 
-@pytest.fixture(params=["tensorflow", "gradquorum"])
+@pytest.fixture(params=["tensorflow", "gradquorum", "server"])
 def classes(request, tf, gqtf):
-    return tf.compat.v1 if request.param == "tensorflow" else gqtf
+    if request.param != "server":
+        return tf.compat.v1 if request.param == "tensorflow" else gqtf
+    target = request.getfixturevalue("server").address
+    kinds = gqtf.SparseConditionalAccumulator, gqtf.ConditionalAccumulator
+    return types.SimpleNamespace(**{kind.__name__: functools.partial(kind, target=target) for kind in kinds})
 
 
 @pytest.fixture
@@ -115,6 +124,7 @@ def test_gradient_after_the_quorum_is_stale_for_the_waiting_take(tf, classes, se
         assert session.run(count) == 0
 
 
+@pytest.mark.parametrize("classes", ["tensorflow", "gradquorum"], indirect=True)
 def test_close_ends_a_waiting_take_with_these_words(tf, classes, run_thread):
     v1 = tf.compat.v1
     for _ in range(5):  # it may not have come to its gate when the session is closed

@@ -54,8 +54,12 @@ class ConditionalAccumulatorBase:
         arguments = dtype, shape, shared_name, name, reduction_type
         self._backend = _open_backend(ours, in_graph, arguments, target, has_shared_name=bool(shared_name))
         ConditionalAccumulatorBase.__init__(self, dtype, shape, self._backend.reference)
-        op = getattr(self._backend.reference, "op", None)  # in a graph, the name that TensorFlow has made unique
-        self._name = (name if op is None else op.name).rsplit("/", 1)[-1]
+        op = getattr(self._backend.reference, "op", None)
+        if op is not None:
+            name = op.name
+        elif isinstance(self._backend, OperationsBackend):  # in a graph, but not of it
+            name = tf.compat.v1.get_default_graph().unique_name(name)
+        self._name = name.rsplit("/", 1)[-1]
 
     @property
     def accumulator_ref(self) -> Any:
