@@ -322,6 +322,40 @@ def test_server_knows_of_a_delivery_while_the_run_of_the_take_goes_on(
     assert shared.num_undelivered == 0
 
 
+@pytest.mark.parametrize("control_flow", ["cond", "loop", "function", "dataset"])
+def test_operations_of_a_graph_inside_functions_where_tensorflows_own_is_refused(
+    tf, gqtf, server, shared, name, in_graph, control_flow
+):
+    """A reference cannot pass into a function; what is on a server has none."""
+    v1 = tf.compat.v1
+
+    def offer_and_take(acc, i):
+        with tf.control_dependencies([acc.apply_grad([1], [[5.0]], local_step=i)]):
+            return acc.take_grad(1).values + tf.cast(i, tf.float32)
+
+    def build(acc):
+        if control_flow == "cond":
+            return v1.cond(tf.constant(True), lambda: offer_and_take(acc, 0), lambda: tf.zeros([1, 1]))
+        if control_flow == "loop":
+
+            def body(i, _):
+                return i + 1, tf.ensure_shape(offer_and_take(acc, i), [1, 1])
+
+            loop = v1.while_loop(lambda i, _: i < 3, body, [tf.constant(0), tf.zeros([1, 1])], parallel_iterations=1)
+            return loop[1]
+        if control_flow == "function":
+            return tf.function(lambda: offer_and_take(acc, 0))()
+        return v1.data.make_one_shot_iterator(tf.data.Dataset.range(1).map(lambda i: offer_and_take(acc, i))).get_next()
+
+    with in_graph.build():
+        with pytest.raises((TypeError, ValueError)):
+            build(v1.SparseConditionalAccumulator("float32", [5, 1]))
+        values = build(gqtf.SparseConditionalAccumulator("float32", [5, 1], shared_name=name, target=server.address))
+    with in_graph.session() as session:
+        assert session.run(values).tolist() == [[7.0 if control_flow == "loop" else 5.0]]
+    assert shared.num_accumulated() == shared.num_undelivered == 0
+
+
 def test_number_that_is_no_integer_is_refused_when_the_graph_is_built(tf, gqtf, server, shared, name, in_graph):
     with in_graph.build():
         acc = gqtf.SparseConditionalAccumulator("float32", [5, 1], shared_name=name, target=server.address)

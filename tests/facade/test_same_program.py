@@ -200,6 +200,41 @@ def test_shape_of_one_dimension_as_a_number(tf, classes, session):
         acc.apply_grad([3], [1.0]).run()
 
 
+def test_empty_shared_name_is_none(tf, classes, session):
+    one, other = (classes.SparseConditionalAccumulator(tf.float32, shared_name="") for _ in range(2))
+    one.apply_grad([1], [[1.0]]).run()
+    assert (one.num_accumulated().eval(), other.num_accumulated().eval()) == (1, 0)
+
+
+@pytest.mark.parametrize("kind", ["SparseConditionalAccumulator", "ConditionalAccumulator"])
+def test_numbers_that_are_known_to_be_no_scalars_are_refused_when_the_graph_is_built(tf, classes, session, kind):
+    acc = getattr(classes, kind)(tf.float32)
+    gradient = ([1], [[1.0]]) if kind.startswith("Sparse") else ([1.0],)
+    for build in (
+        lambda: acc.apply_grad(*gradient, local_step=[3]),
+        lambda: acc.take_grad([1]),
+        lambda: acc.set_global_step([3]),
+    ):
+        with pytest.raises(ValueError, match=r"must be (rank 0 but is rank 1|scalar, got shape \(1,\))"):
+            build()
+
+
+def test_table_without_rows_or_without_columns(tf, classes, session):
+    for shape, ids in (([0, 2], []), ([5, 0], [3])):
+        acc = classes.SparseConditionalAccumulator(tf.float32, shape=shape)
+        acc.apply_grad(np.array(ids, np.int64), np.zeros((len(ids), shape[1]), np.float32)).run()
+        taken = session.run(acc.take_grad(1))
+        assert (taken.indices.tolist(), taken.values.shape, taken.shape.tolist()) == (ids, (len(ids), shape[1]), shape)
+
+
+def test_no_gradient_flows_through_an_accumulator(tf, classes, session):
+    variable = tf.compat.v1.get_variable("variable", [1, 1])
+    acc = classes.SparseConditionalAccumulator(tf.float32)
+    with tf.control_dependencies([acc.apply_grad([1], 2 * variable)]):
+        taken = acc.take_grad(1)
+    assert tf.gradients(tf.reduce_sum(taken.values), variable) == [None]
+
+
 def test_optimizer_of_replicas_with_its_accumulators_changed(tf, classes, monkeypatch):
     """`SyncReplicasOptimizer` makes one for each variable, of both kinds, and takes in a thread of its own."""
     from tensorflow.python.training import sync_replicas_optimizer

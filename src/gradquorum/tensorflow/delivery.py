@@ -37,7 +37,7 @@ def cancel_if(is_cancelled: Any) -> Any:
     return tf.cond(tf.reshape(is_cancelled, []), cancel, lambda: tf.constant(False))
 
 
-def deliver(line: Any, result: Sequence[Any], name: str | None = None) -> list[Any]:
+def deliver(line: Any, result: Sequence[Any], name: str) -> list[Any]:
     """Return the results of a take, which is delivered from here on: nothing waits for Python any more.
 
     Args:

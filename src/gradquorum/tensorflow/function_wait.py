@@ -33,7 +33,7 @@ class FunctionWait(AbstractWait):
         self._dead: list[Any] = []
         """Queues to be destroyed. Both are changed by single calls of theirs."""
 
-    def build(self, offers: Offers, num_required: Any, empty: list[Any]) -> list[Any]:
+    def build(self, offers: Offers, num_required: Any, empty: list[Any], name: str) -> list[Any]:
         begin, fetch = functools.partial(self._begin, offers), functools.partial(self._fetch, offers, empty)
         number, line, queue = tf.py_function(begin, [num_required], [tf.int64, tf.int64, tf.resource])
         woken = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.bool])
@@ -41,7 +41,7 @@ class FunctionWait(AbstractWait):
             dtypes = [tf.bool, *(array.dtype for array in empty)]
             is_cancelled, *result = tf.numpy_function(fetch, [number, line], dtypes)
         with tf.control_dependencies([cancel_if(is_cancelled)]):
-            return list(tf.identity_n(result))
+            return list(tf.identity_n(result, name=name))
 
     def ended(self, number: int) -> None:
         tf.raw_ops.QueueEnqueueV2(handle=self._queues[number], components=[tf.constant(True)])

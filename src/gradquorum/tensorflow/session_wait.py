@@ -34,15 +34,13 @@ class SessionWait(AbstractWait):
     with its run. A look ends as soon as a round has come for anybody, whose turn it then may be.
     """
 
-    def __init__(self) -> None:
-        self._turn = tf.raw_ops.MutexV2(shared_name="gradquorum_turn")
-
-    def build(self, offers: Offers, num_required: Any, empty: list[Any]) -> list[Any]:
+    def build(self, offers: Offers, num_required: Any, empty: list[Any], name: str) -> list[Any]:
+        turn = tf.raw_ops.MutexV2(shared_name="gradquorum/turn")
         begin = functools.partial(self._begin, offers)
         number, line = tf.numpy_function(begin, [num_required], [tf.int64, tf.int64])
 
         def try_to_fetch(*_: Any) -> list[Any]:
-            lock = tf.raw_ops.MutexLock(mutex=self._turn)
+            lock = tf.raw_ops.MutexLock(mutex=turn)
             with tf.control_dependencies([lock]):
                 has_ended = tf.numpy_function(functools.partial(self._look, offers), [number], tf.bool)
             with tf.control_dependencies([has_ended]):
@@ -62,7 +60,7 @@ class SessionWait(AbstractWait):
             shape_invariants=[*[tf.TensorShape([])] * 2, *[tf.TensorShape(None)] * len(empty)],
         )
         with tf.control_dependencies([cancel_if(is_cancelled)]):
-            return deliver(line, result)
+            return deliver(line, result, name)
 
     def ended(self, number: int) -> None:
         with _changed:
