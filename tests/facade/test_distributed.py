@@ -298,8 +298,9 @@ def test_take_when_its_accumulator_or_server_is_closed_is_cancelled_with_the_wor
     assert "TakeGrad operation was cancelled" in error.message
 
 
+@pytest.mark.parametrize("mode", ["function", "graph"])
 def test_server_knows_of_a_delivery_while_the_run_of_the_take_goes_on(
-    tf, gqtf, server, shared, name, in_graph, run_thread
+    tf, gqtf, server, shared, name, in_graph, run_thread, mode
 ):
     """So that nothing that happens to the rest of the run, or to this process, can bring the round a second time."""
     using, go_on = threading.Event(), threading.Event()
@@ -309,12 +310,13 @@ def test_server_knows_of_a_delivery_while_the_run_of_the_take_goes_on(
         assert go_on.wait(TIMEOUT)
         return values
 
-    with in_graph.build():
+    with in_graph.build() if mode == "graph" else contextlib.nullcontext():
         acc = gqtf.SparseConditionalAccumulator("float32", [5, 1], shared_name=name, target=server.address)
-        used = tf.numpy_function(use, [acc.take_grad(1).values], tf.float32)
+        used = tf.function(lambda: tf.numpy_function(use, [acc.take_grad(1).values], tf.float32))
+        fetch = used() if mode == "graph" else None
     with in_graph.session() as session:
         shared.apply_grad([1], np.float32([[5.0]]))
-        running = run_thread(session.run, used)
+        running = run_thread(session.run, fetch) if mode == "graph" else run_thread(lambda: used().numpy())
         assert using.wait(TIMEOUT)
         wait_until(lambda: not server._service.rounds._rounds[name].round.num_in_flight)
         go_on.set()

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from gradquorum.errors import CancelledError
 from gradquorum.tensorflow.backend import as_tensor, plain
-from gradquorum.tensorflow.delivery import cancel_if
+from gradquorum.tensorflow.delivery import cancel_if, deliver
 from gradquorum.tensorflow.offers import Offers
 from gradquorum.tensorflow.operations import AbstractWait, as_list
 
@@ -34,20 +34,22 @@ class FunctionWait(AbstractWait):
         """Queues to be destroyed. Both are changed by single calls of theirs."""
 
     def build(self, offers: Offers, num_required: Any, empty: list[Any], name: str) -> list[Any]:
-        begin, fetch = functools.partial(self._begin, offers), functools.partial(self._fetch, offers, empty)
+        begin, read = functools.partial(self._begin, offers), functools.partial(self._read, offers, empty)
         number, line, queue = tf.py_function(begin, [num_required], [tf.int64, tf.int64, tf.resource])
         woken = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.bool])
         with tf.control_dependencies(woken):
             dtypes = [tf.bool, *(array.dtype for array in empty)]
-            is_cancelled, *result = tf.numpy_function(fetch, [number, line], dtypes)
+            is_cancelled, *result = tf.numpy_function(read, [number], dtypes)
         with tf.control_dependencies([cancel_if(is_cancelled)]):
-            return list(tf.identity_n(result, name=name))
+            return deliver(line, result, name)
 
     def ended(self, number: int) -> None:
         tf.raw_ops.QueueEnqueueV2(handle=self._queues[number], components=[tf.constant(True)])
 
     def gone(self, number: int) -> None:
-        self._dead.append(self._queues.pop(number))
+        queue = self._queues.pop(number, None)
+        if queue is not None:
+            self._dead.append(queue)
 
     # What operations call
 
@@ -64,13 +66,13 @@ class FunctionWait(AbstractWait):
             self.gone(number)
             raise
 
-    def _fetch(self, offers: Offers, empty: list[Any], number: Any, _line: Any) -> list[Any]:
+    def _read(self, offers: Offers, empty: list[Any], number: Any) -> list[Any]:
+        self.gone(int(number))  # it has done its work
+        self._destroy_dead()
         try:
-            return [False, *as_list(offers.fetch(int(number)))]
+            return [False, *as_list(offers.read(int(number)))]
         except CancelledError:
             return [True, *empty]
-        finally:
-            self._destroy_dead()
 
     def _destroy_dead(self) -> None:
         while self._dead:

@@ -35,15 +35,15 @@ class AbstractListener(ABC):
 
     @abstractmethod
     def ended(self, number: int) -> None:
-        """A round has come for a take, or an error: there is something to fetch. Called once at most."""
+        """A round has come for a take, or an error: there is something to read. Called once at most."""
 
     @abstractmethod
     def gone(self, number: int) -> None:
-        """A take has been fetched or cut off."""
+        """The lifeline of a take has been cut."""
 
 
 class _Take:
-    """One take of which an operation is to fetch the round.
+    """One take of which an operation is to read the round.
 
     Guarded by ``_lock``: ``_is_announced``.
     """
@@ -59,7 +59,6 @@ class _Take:
         self._is_announced = False
         self._read = threading.Event()
         self._settled = threading.Event()
-        self._is_delivered = False
         self._offered: Any = None
 
     def end(self, _: object = None) -> None:
@@ -81,7 +80,7 @@ class _Take:
         self._read.wait()
         while not self._is_marked() and not self._settled.wait(_LOOK_SECONDS):
             pass
-        if not self._is_delivered and not self._is_marked():
+        if not self._is_marked():
             raise _Unfetched("take_grad: the run of the operation ended before it had the round, which went back")
 
     def read(self) -> Any:
@@ -91,27 +90,24 @@ class _Take:
         self._read.set()
         return self._offered
 
-    def settle(self, *, is_delivered: bool) -> None:
+    def settle(self) -> None:
         """End the take: it leaves its line, or its round is delivered or goes back for whoever takes next."""
         with self._lock:
             self._is_announced = True
-        self._is_delivered = is_delivered
         self._settled.set()
         self._read.set()
-        if is_delivered or not self.future.cancel():
+        if self._is_marked() or not self.future.cancel():
             concurrent.futures.wait([self.future], _SETTLE_SECONDS)
-
-    def is_known_to_be_delivered(self) -> bool:
-        """Whether the accumulator knows, too, once it is settled."""
-        return self.future.done() and self.future.exception() is None
+        if self._is_marked() and not (self.future.done() and self.future.exception() is None):
+            _logger.warning("take_grad: a round was delivered, but where it lives does not know; it may be taken again")
 
 
 class Offers:
     """The takes of one accumulator, by number. Each is in the accumulator's line as soon as it has begun.
 
-    A take is several operations, the first begins it and the last fetches its round, and their run may end before the
-    last. So a lifeline goes from the first to the last: if it is cut unmarked, the take leaves its line, and a round
-    that has come for it goes back to the accumulator. It can neither be lost nor keep others waiting.
+    A take is several operations, the first begins it and one reads its round, and their run may end before the last.
+    So a lifeline goes from the first to the last: if it is cut unmarked, the take leaves its line, and a round that has
+    come for it goes back to the accumulator. It can neither be lost nor keep others waiting.
 
     Guarded by ``_lock``: ``_takes``.
     """
@@ -133,7 +129,7 @@ class Offers:
         return line
 
     def has_ended(self, number: int) -> bool:
-        """Whether there is something to fetch."""
+        """Whether there is something to read."""
         return self._takes[number].has_ended
 
     def read(self, number: int) -> Any:
@@ -144,25 +140,9 @@ class Offers:
         """
         return self._takes[number].read()
 
-    def fetch(self, number: int) -> Any:
-        """Return the round of a take that has ended, which is delivered by that.
-
-        Raises:
-            GradQuorumError: what ended the take.
-        """
-        take = self._takes[number]
-        self._settle(number, is_delivered=True)
-        return take.future.result()
-
-    def _cut(self, number: int, is_marked: bool) -> None:
-        take = self._settle(number, is_delivered=is_marked)
-        if take is not None and is_marked and not take.is_known_to_be_delivered():
-            _logger.warning("take_grad: a round was delivered, but where it lives does not know; it may be taken again")
-
-    def _settle(self, number: int, *, is_delivered: bool) -> _Take | None:
+    def _cut(self, number: int, _is_marked: bool) -> None:
         with self._lock:
             take = self._takes.pop(number, None)
         if take is not None:
-            take.settle(is_delivered=is_delivered)
+            take.settle()
             self._listener.gone(number)
-        return take
