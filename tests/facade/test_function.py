@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gradquorum as gq
-from tests.support import TIMEOUT, wait_for_waiters
+from tests.support import TIMEOUT, wait_for_waiters, wait_until
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -292,4 +292,5 @@ def test_takes_leave_no_queues_behind(tf, gqtf):
     for step in range(3):
         both(tf.constant(step))
     wait = acc._backend._operations._wait
+    wait_until(lambda: not acc._backend._operations._offers._takes)
     assert (len(wait._queues), len(wait._dead)) == (0, 0)

@@ -25,12 +25,15 @@ def offers(gqtf, acc):
 
     class Listener(AbstractListener):
         def __init__(self):
-            self.all_ended, self.all_gone = [], []
+            self.all_ended, self.all_delivered, self.all_gone = [], [], []
             self.wake = threading.Semaphore(0)
 
         def ended(self, number):
             self.all_ended.append(number)
             self.wake.release()
+
+        def delivered(self, number):
+            self.all_delivered.append(number)
 
         def gone(self, number):
             self.all_gone.append(number)
@@ -81,7 +84,8 @@ def test_round_is_announced_read_and_delivered(acc, offers):
     assert offers.read(number).values.tolist() == [[5.0]]
     assert (offers.listener.all_ended, offers.listener.all_gone) == ([number], [])
     mark(line)
-    wait_until(lambda: not round_of(acc).num_in_flight)  # it is delivered before the line is cut
+    wait_until(lambda: offers.listener.all_delivered == [number])  # before the line is cut
+    assert not round_of(acc).num_in_flight
     line = None  # cut
     assert offers.listener.all_gone == [number]
     assert acc.num_undelivered == 0
@@ -143,6 +147,9 @@ def test_round_whose_delivery_could_not_be_told_is_logged(gqtf, run_thread, capl
 
         def ended(self, number):
             self.wake.set()
+
+        def delivered(self, number):
+            pass
 
         def gone(self, number):
             pass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -37,16 +37,17 @@ def cancel_if(is_cancelled: Any) -> Any:
     return tf.cond(tf.reshape(is_cancelled, []), cancel, lambda: tf.constant(False))
 
 
-def deliver(line: Any, result: Sequence[Any], name: str) -> list[Any]:
+def deliver(line: Any, result: Sequence[Any], name: str, check: Callable[[], Any] = check_running) -> list[Any]:
     """Return the results of a take, which is delivered from here on: nothing waits for Python any more.
 
     Args:
         line: the lifeline of the take, which is marked if the run still goes on.
         result: of a Python function.
         name: of the operation.
+        check: builds the operation that fails where the run has ended.
     """
     with tf.control_dependencies(result[:1]):
-        is_running = check_running()
+        is_running = check()
     with tf.control_dependencies([is_running]):
         is_delivered = mark(line)
     with tf.control_dependencies([is_delivered]):

@@ -25,6 +25,8 @@ class FunctionWait(AbstractWait):
 
     A Python operation that waited would hold one of the few threads that run all operations: 8 waiting takes kept an
     apply waiting until they ended. Waiting for a queue holds none.
+
+    In the end the queue holds the lifeline: it is cut in a thread of ours, as the result must not wait for Python then.
     """
 
     def __init__(self) -> None:
@@ -36,15 +38,20 @@ class FunctionWait(AbstractWait):
     def build(self, offers: Offers, num_required: Any, empty: list[Any], name: str) -> list[Any]:
         begin, read = functools.partial(self._begin, offers), functools.partial(self._read, offers, empty)
         number, line, queue = tf.py_function(begin, [num_required], [tf.int64, tf.int64, tf.resource])
-        woken = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.bool])
+        woken = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.int64])
         with tf.control_dependencies(woken):
             dtypes = [tf.bool, *(array.dtype for array in empty)]
             is_cancelled, *result = tf.numpy_function(read, [number], dtypes)
         with tf.control_dependencies([cancel_if(is_cancelled)]):
-            return deliver(line, result, name)
+            hold = functools.partial(tf.raw_ops.QueueEnqueueV2, handle=queue, components=[line])
+            return deliver(line, result, name, hold)
 
     def ended(self, number: int) -> None:
-        tf.raw_ops.QueueEnqueueV2(handle=self._queues[number], components=[tf.constant(True)])
+        tf.raw_ops.QueueEnqueueV2(handle=self._queues[number], components=[tf.constant([0], tf.int64)])
+
+    def delivered(self, number: int) -> None:
+        self.gone(number)
+        self._destroy_dead()
 
     def gone(self, number: int) -> None:
         queue = self._queues.pop(number, None)
@@ -57,7 +64,7 @@ class FunctionWait(AbstractWait):
         self._destroy_dead()
         number = next(_numbers)
         queue = tf.raw_ops.FIFOQueueV2(
-            component_types=[tf.bool], shapes=[[]], capacity=1, shared_name=f"gradquorum/take {number}"
+            component_types=[tf.int64], shapes=[[1]], capacity=1, shared_name=f"gradquorum/take {number}"
         )
         self._queues[number] = queue
         try:
@@ -67,7 +74,6 @@ class FunctionWait(AbstractWait):
             raise
 
     def _read(self, offers: Offers, empty: list[Any], number: Any) -> list[Any]:
-        self.gone(int(number))  # it has done its work
         self._destroy_dead()
         try:
             return [False, *as_list(offers.read(int(number)))]

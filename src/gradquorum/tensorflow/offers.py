@@ -38,6 +38,10 @@ class AbstractListener(ABC):
         """A round has come for a take, or an error: there is something to read. Called once at most."""
 
     @abstractmethod
+    def delivered(self, number: int) -> None:
+        """The accumulator knows that a round was delivered. Called in a thread of the library's, once at most."""
+
+    @abstractmethod
     def gone(self, number: int) -> None:
         """The lifeline of a take has been cut."""
 
@@ -54,14 +58,14 @@ class _Take:
         self.has_ended = False
         """The round has come, or an error. Set before it is announced."""
         self._announce = announce
-        self._is_marked = is_marked
+        self.is_marked = is_marked
         self._lock = threading.Lock()
         self._is_announced = False
         self._read = threading.Event()
         self._settled = threading.Event()
         self._offered: Any = None
 
-    def end(self, _: object = None) -> None:
+    def end(self) -> None:
         """Announce, once, that a round or, in the future, an error is there."""
         with self._lock:
             is_announced, self._is_announced = self._is_announced, True
@@ -78,9 +82,9 @@ class _Take:
         self._offered = result
         self.end()
         self._read.wait()
-        while not self._is_marked() and not self._settled.wait(_LOOK_SECONDS):
+        while not self.is_marked() and not self._settled.wait(_LOOK_SECONDS):
             pass
-        if not self._is_marked():
+        if not self.is_marked():
             raise _Unfetched("take_grad: the run of the operation ended before it had the round, which went back")
 
     def read(self) -> Any:
@@ -96,9 +100,9 @@ class _Take:
             self._is_announced = True
         self._settled.set()
         self._read.set()
-        if self._is_marked() or not self.future.cancel():
+        if self.is_marked() or not self.future.cancel():
             concurrent.futures.wait([self.future], _SETTLE_SECONDS)
-        if self._is_marked() and not (self.future.done() and self.future.exception() is None):
+        if self.is_marked() and not (self.future.done() and self.future.exception() is None):
             _logger.warning("take_grad: a round was delivered, but where it lives does not know; it may be taken again")
 
 
@@ -125,7 +129,7 @@ class Offers:
         take.future = self._acc._submit_offer(num_required, None, take.offer)
         with self._lock:
             self._takes[number] = take
-        take.future.add_done_callback(take.end)
+        take.future.add_done_callback(lambda _: self._done(number, take))
         return line
 
     def has_ended(self, number: int) -> bool:
@@ -139,6 +143,11 @@ class Offers:
             GradQuorumError: what ended the take.
         """
         return self._takes[number].read()
+
+    def _done(self, number: int, take: _Take) -> None:
+        take.end()
+        if take.is_marked():
+            self._listener.delivered(number)
 
     def _cut(self, number: int, _is_marked: bool) -> None:
         with self._lock:

@@ -67,6 +67,9 @@ class SessionWait(AbstractWait):
             _ended.add(number)
             _changed.notify_all()
 
+    def delivered(self, number: int) -> None:
+        """Do nothing: the line is cut when the session's run returns, or TensorFlow is called next."""
+
     def gone(self, number: int) -> None:
         with _changed:
             _ended.discard(number)
