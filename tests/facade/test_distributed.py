@@ -358,6 +358,26 @@ def test_operations_of_a_graph_inside_functions_where_tensorflows_own_is_refused
     assert shared.num_accumulated() == shared.num_undelivered == 0
 
 
+def test_number_of_64_bits_is_taken_and_a_shared_name_is_one_round_in_all_containers(
+    tf, gqtf, server, shared, name, in_graph
+):
+    v1 = tf.compat.v1
+    with in_graph.build():
+        with in_graph.graph.container("one"):
+            acc = gqtf.SparseConditionalAccumulator("float32", [5, 1], shared_name=name, target=server.address)
+            apply = acc.apply_grad([1], [[5.0]])
+        with in_graph.graph.container("other"):
+            acc = gqtf.SparseConditionalAccumulator("float32", [5, 1], shared_name=name, target=server.address)
+            take = acc.take_grad(tf.constant(1, tf.int64)).values
+        with pytest.raises(TypeError, match="num_required: expected integers, got bool"):
+            acc.take_grad(True)
+        with pytest.raises(TypeError, match="int64 that does not match expected type of int32"):
+            v1.SparseConditionalAccumulator("float32").take_grad(tf.constant(1, tf.int64))
+    with in_graph.session() as one, v1.Session(graph=in_graph.graph) as two:
+        one.run(apply)
+        assert two.run(take).tolist() == [[5.0]]
+
+
 def test_number_that_is_no_integer_is_refused_when_the_graph_is_built(tf, gqtf, server, shared, name, in_graph):
     with in_graph.build():
         acc = gqtf.SparseConditionalAccumulator("float32", [5, 1], shared_name=name, target=server.address)
