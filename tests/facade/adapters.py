@@ -1,5 +1,8 @@
 """The facade in each of its modes, driven as TensorFlow's own class is in `tests.parity.replay`."""
 
+import functools
+import types
+
 import numpy as np
 
 import gradquorum as gq
@@ -54,13 +57,13 @@ class _Facade:
 
 
 class EagerFacade(_Facade):
-    def __init__(self, tf, gqtf, program):
+    def __init__(self, tf, gqtf, program, target=None):
         self._program = program
         self._errors = tf.errors.InvalidArgumentError
         self._tf = tf
         name = "SparseConditionalAccumulator" if program.kind == "sparse" else "ConditionalAccumulator"
         arguments = {"shape": program.shape, "reduction_type": program.reduction}
-        self.acc = getattr(gqtf, name)(program.dtype, **arguments)
+        self.acc = getattr(gqtf, name)(program.dtype, **arguments, target=target)
         self._static = getattr(tf.compat.v1, name)(program.dtype, **arguments) if program.kind == "dense" else None
 
     def __enter__(self):
@@ -108,8 +111,8 @@ def _words_of(call):
 class FunctionFacade(EagerFacade):
     """Each operation in a `tf.function` that knows no shape when it is traced."""
 
-    def __init__(self, tf, gqtf, program):
-        super().__init__(tf, gqtf, program)
+    def __init__(self, tf, gqtf, program, target=None):
+        super().__init__(tf, gqtf, program, target)
         any_int, any_values = tf.TensorSpec(None, tf.int64), tf.TensorSpec(None, tf.as_dtype(program.dtype))
         acc = self.acc
 
@@ -150,6 +153,19 @@ class FacadeGraphs(TensorFlowGraphs):
     def adapter(self, program):
         theirs = super().adapter(program)
         return GraphFacade(self._tf, program, theirs)
+
+
+class ServerGraphs(FacadeGraphs):
+    """A graph for each program: what is on a server does not begin anew with a session."""
+
+    def __init__(self, tf, gqtf, target):
+        kinds = gqtf.SparseConditionalAccumulator, gqtf.ConditionalAccumulator
+        classes = {kind.__name__: functools.partial(kind, target=target) for kind in kinds}
+        super().__init__(tf, types.SimpleNamespace(**classes))
+
+    def adapter(self, program):
+        self._graphs.clear()
+        return super().adapter(program)
 
 
 class GraphFacade(_Facade):

@@ -282,20 +282,100 @@ def test_round_that_was_read_when_the_time_was_over_goes_back(
     assert shared.num_undelivered == 0
 
 
-def test_take_when_its_accumulator_is_closed_ends_as_unknown_error_with_the_words(
-    tf, gqtf, server, shared, name, in_graph, run_thread
+@pytest.mark.parametrize("closed", ["accumulator", "server"])
+def test_take_when_its_accumulator_or_server_is_closed_is_cancelled_with_the_words(
+    tf, gqtf, in_graph, run_thread, closed
 ):
-    """Unlike one whose session is closed: this error comes out of a Python function."""
-    with in_graph.build():
-        acc = gqtf.SparseConditionalAccumulator("float32", [5, 1], shared_name=name, target=server.address)
+    with gq.Server() as server, in_graph.build():
+        acc = gqtf.SparseConditionalAccumulator("float32", [5, 1], shared_name="Q", target=server.address)
         take = acc.take_grad(1)
-    with in_graph.session() as session:
-        taking = run_thread(session.run, take)
-        wait_until(lambda: len(server._service.rounds._rounds[name].round._queue) == 1)
-        acc.accumulator_ref.close()
-        error = taking.error()
-    assert isinstance(error, tf.errors.UnknownError)
+        with in_graph.session() as session:
+            taking = run_thread(session.run, take)
+            wait_until(lambda: len(server._service.rounds._rounds["Q"].round._queue) == 1)
+            (acc.accumulator_ref if closed == "accumulator" else server).close()
+            error = taking.error()
+    assert isinstance(error, tf.errors.CancelledError)
     assert "TakeGrad operation was cancelled" in error.message
+
+
+@pytest.mark.parametrize("mode", ["function", "graph"])
+def test_server_knows_of_a_delivery_while_the_run_of_the_take_goes_on(
+    tf, gqtf, server, shared, name, in_graph, run_thread, mode
+):
+    """So that nothing that happens to the rest of the run, or to this process, can bring the round a second time."""
+    using, go_on = threading.Event(), threading.Event()
+
+    def use(values):
+        using.set()
+        assert go_on.wait(TIMEOUT)
+        return values
+
+    with in_graph.build() if mode == "graph" else contextlib.nullcontext():
+        acc = gqtf.SparseConditionalAccumulator("float32", [5, 1], shared_name=name, target=server.address)
+        used = tf.function(lambda: tf.numpy_function(use, [acc.take_grad(1).values], tf.float32))
+        fetch = used() if mode == "graph" else None
+    with in_graph.session() as session:
+        shared.apply_grad([1], np.float32([[5.0]]))
+        running = run_thread(session.run, fetch) if mode == "graph" else run_thread(lambda: used().numpy())
+        assert using.wait(TIMEOUT)
+        wait_until(lambda: not server._service.rounds._rounds[name].round.num_in_flight)
+        go_on.set()
+        assert running.result().tolist() == [[5.0]]
+    assert shared.num_undelivered == 0
+
+
+@pytest.mark.parametrize("control_flow", ["cond", "loop", "function", "dataset"])
+def test_operations_of_a_graph_inside_functions_where_tensorflows_own_is_refused(
+    tf, gqtf, server, shared, name, in_graph, control_flow
+):
+    """A reference cannot pass into a function; what is on a server has none."""
+    v1 = tf.compat.v1
+
+    def offer_and_take(acc, i):
+        with tf.control_dependencies([acc.apply_grad([1], [[5.0]], local_step=i)]):
+            return acc.take_grad(1).values + tf.cast(i, tf.float32)
+
+    def build(acc):
+        if control_flow == "cond":
+            return v1.cond(tf.constant(True), lambda: offer_and_take(acc, 0), lambda: tf.zeros([1, 1]))
+        if control_flow == "loop":
+
+            def body(i, _):
+                return i + 1, tf.ensure_shape(offer_and_take(acc, i), [1, 1])
+
+            loop = v1.while_loop(lambda i, _: i < 3, body, [tf.constant(0), tf.zeros([1, 1])], parallel_iterations=1)
+            return loop[1]
+        if control_flow == "function":
+            return tf.function(lambda: offer_and_take(acc, 0))()
+        return v1.data.make_one_shot_iterator(tf.data.Dataset.range(1).map(lambda i: offer_and_take(acc, i))).get_next()
+
+    with in_graph.build():
+        with pytest.raises((TypeError, ValueError)):
+            build(v1.SparseConditionalAccumulator("float32", [5, 1]))
+        values = build(gqtf.SparseConditionalAccumulator("float32", [5, 1], shared_name=name, target=server.address))
+    with in_graph.session() as session:
+        assert session.run(values).tolist() == [[7.0 if control_flow == "loop" else 5.0]]
+    assert shared.num_accumulated() == shared.num_undelivered == 0
+
+
+def test_number_of_64_bits_is_taken_and_a_shared_name_is_one_round_in_all_containers(
+    tf, gqtf, server, shared, name, in_graph
+):
+    v1 = tf.compat.v1
+    with in_graph.build():
+        with in_graph.graph.container("one"):
+            acc = gqtf.SparseConditionalAccumulator("float32", [5, 1], shared_name=name, target=server.address)
+            apply = acc.apply_grad([1], [[5.0]])
+        with in_graph.graph.container("other"):
+            acc = gqtf.SparseConditionalAccumulator("float32", [5, 1], shared_name=name, target=server.address)
+            take = acc.take_grad(tf.constant(1, tf.int64)).values
+        with pytest.raises(TypeError, match="num_required: expected integers, got bool"):
+            acc.take_grad(True)
+        with pytest.raises(TypeError, match="int64 that does not match expected type of int32"):
+            v1.SparseConditionalAccumulator("float32").take_grad(tf.constant(1, tf.int64))
+    with in_graph.session() as one, v1.Session(graph=in_graph.graph) as two:
+        one.run(apply)
+        assert two.run(take).tolist() == [[5.0]]
 
 
 def test_number_that_is_no_integer_is_refused_when_the_graph_is_built(tf, gqtf, server, shared, name, in_graph):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gradquorum as gq
-from tests.support import TIMEOUT, wait_for_waiters
+from tests.support import TIMEOUT, wait_for_waiters, wait_until
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -229,7 +229,7 @@ def test_round_that_nobody_fetches_goes_back(tf, gqtf, run_thread):
     offers = acc._backend._operations._offers
     come, fail = threading.Event(), threading.Event()
 
-    def ended(number, **_):  # and the queue is not fed
+    def ended(number):  # and the queue is not fed
         come.set()
 
     offers._listener.ended = ended
@@ -252,6 +252,35 @@ def test_round_that_nobody_fetches_goes_back(tf, gqtf, run_thread):
     assert [acc.take_grad(1).values.numpy().tolist() for _ in range(2)] == [[[5.0]], [[6.0]]]
 
 
+def test_round_that_was_read_when_the_run_had_failed_goes_back(tf, gqtf, run_thread, monkeypatch):
+    acc = gqtf.SparseConditionalAccumulator(tf.float32)
+    wait, reading, go_on = acc._backend._operations._wait, threading.Event(), threading.Event()
+    read = type(wait)._read
+
+    def slow(*arguments):
+        result = read(wait, *arguments)
+        reading.set()
+        assert go_on.wait(TIMEOUT)
+        return result
+
+    queue = tf.queue.FIFOQueue(1, tf.float32, [[]])
+
+    @tf.function
+    def both():
+        return queue.dequeue() + acc.take_grad(1).values
+
+    with monkeypatch.context() as patch:
+        patch.setattr(wait, "_read", slow)
+        running = run_thread(both)
+        acc.apply_grad([1], [[5.0]])
+        assert reading.wait(TIMEOUT)
+        queue.close()  # the operation fails before this returns, and with it the run
+        go_on.set()
+        assert isinstance(running.error(), tf.errors.OutOfRangeError)
+    acc.apply_grad([1], [[6.0]], local_step=1)
+    assert [acc.take_grad(1).values.numpy().tolist() for _ in range(2)] == [[[5.0]], [[6.0]]]
+
+
 def test_takes_leave_no_queues_behind(tf, gqtf):
     acc = gqtf.SparseConditionalAccumulator(tf.float32)
 
@@ -263,4 +292,5 @@ def test_takes_leave_no_queues_behind(tf, gqtf):
     for step in range(3):
         both(tf.constant(step))
     wait = acc._backend._operations._wait
+    wait_until(lambda: not acc._backend._operations._offers._takes)
     assert (len(wait._queues), len(wait._dead)) == (0, 0)

@@ -265,6 +265,14 @@ def test_merge_when_memory_runs_out_says_so_and_keeps_the_round(tf, built, monke
         assert [rows(session.run(built.take, {built.number: 1})) for _ in range(2)] == [[(1, 1.0)], [(1, 2.0)]]
 
 
+def test_number_of_several_entries_with_which_tensorflows_own_ends_the_process(tf, built):
+    with built.session() as session:
+        offer(session, built, [1], [1.0])
+        with pytest.raises(tf.errors.InvalidArgumentError, match="num_required must be scalar"):
+            session.run(built.take, {built.number: [1]})
+        assert rows(session.run(built.take, {built.number: 1})) == [(1, 1.0)]
+
+
 def test_the_engine_is_the_one_of_the_library(built):
     reducer = built.acc._backend._store._reducer
     assert type(reducer).__module__.endswith(gradquorum.engine.engine_name)

@@ -12,15 +12,25 @@ def rows(taken):
     return list(zip(taken.indices.tolist(), taken.values.ravel().tolist(), strict=True))
 
 
-def test_names_are_those_of_tensorflow(tf, gqtf):
+@pytest.mark.parametrize("where", ["graph", "server"])
+@pytest.mark.parametrize("kind", ["SparseConditionalAccumulator", "ConditionalAccumulator"])
+def test_names_are_those_of_tensorflow(request, tf, gqtf, where, kind):
+    options = {"target": request.getfixturevalue("server").address} if where == "server" else {}
+    gradient = ([1], [[1.0]]) if kind.startswith("Sparse") else ([1.0],)
     names = []
     for classes in (gqtf, tf.compat.v1):
         with tf.compat.v1.Graph().as_default(), tf.compat.v1.name_scope("outer"):
-            acc = classes.SparseConditionalAccumulator(tf.float32, name="Q")
-            made = [acc.apply_grad([1], [[1.0]]), acc.apply_grad([1], [[1.0]], name="mine"), acc.num_accumulated()]
-            made += [*acc.take_grad(1), *acc.take_grad(1, name="taken"), acc.set_global_step(1)]
-            slices = acc.take_indexed_slices_grad(1)
-            made += [slices.indices, slices.values, slices.dense_shape, acc.apply_indexed_slices_grad(slices)]
+            make = getattr(classes, kind)
+            accs = [make(tf.float32, name="Q", **(options if classes is gqtf else {})) for _ in range(2)]
+            acc = accs[0]
+            made = [*accs, acc.apply_grad(*gradient), acc.apply_grad(*gradient, name="mine"), acc.num_accumulated()]
+            made += [acc.set_global_step(1), acc.set_global_step(1, name="set")]
+            if kind.startswith("Sparse"):
+                slices = acc.take_indexed_slices_grad(1)
+                made += [*acc.take_grad(1), *acc.take_grad(1, name="taken"), slices.values, slices.dense_shape]
+                made += [acc.apply_indexed_slices_grad(slices)]
+            else:
+                made += [acc.take_grad(1), acc.take_grad(1, name="taken")]
             names.append([each.name for each in made])
     assert names[0] == names[1]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gradquorum as gq
-from tests.support import TIMEOUT, wait_until
+from tests.support import TIMEOUT, round_of, wait_until
 
 pytestmark = [pytest.mark.frameworks]
 
@@ -25,12 +25,15 @@ def offers(gqtf, acc):
 
     class Listener(AbstractListener):
         def __init__(self):
-            self.all_ended, self.all_gone = [], []
+            self.all_ended, self.all_delivered, self.all_gone = [], [], []
             self.wake = threading.Semaphore(0)
 
-        def ended(self, number, *, is_cancelled):
+        def ended(self, number):
             self.all_ended.append(number)
             self.wake.release()
+
+        def delivered(self, number):
+            self.all_delivered.append(number)
 
         def gone(self, number):
             self.all_gone.append(number)
@@ -46,20 +49,25 @@ def begin(offers, num_required=1):
     return number, offers.begin(number, num_required)
 
 
+def mark(line):
+    """Do what the operation does after which a round counts as delivered."""
+    from gradquorum.tensorflow import lifelines
+
+    line[0] = lifelines._MARKED
+
+
 def offer(acc, value):
     acc.apply_grad([1], np.float32([[value]]), local_step=None)
 
 
 @pytest.mark.parametrize("is_marked", [True, False])
 def test_round_that_was_read_is_delivered_if_its_line_is_marked(acc, offers, is_marked):
-    from gradquorum.tensorflow import lifelines
-
     number, line = begin(offers)
     offer(acc, 5.0)
     assert offers.listener.wake.acquire(timeout=TIMEOUT)
     assert offers.read(number).values.tolist() == [[5.0]]
     if is_marked:
-        line[0] = lifelines._MARKED
+        mark(line)
     line = None  # cut
     assert offers.listener.all_gone == [number]
     offer(acc, 6.0)
@@ -67,14 +75,19 @@ def test_round_that_was_read_is_delivered_if_its_line_is_marked(acc, offers, is_
     assert acc.num_undelivered == 0
 
 
-def test_round_is_announced_and_fetched(acc, offers):
-    number, _line = begin(offers)
+def test_round_is_announced_read_and_delivered(acc, offers):
+    number, line = begin(offers)
     assert not offers.has_ended(number)
     offer(acc, 5.0)
     assert offers.listener.wake.acquire(timeout=TIMEOUT)
     assert offers.has_ended(number)
-    assert offers.fetch(number).values.tolist() == [[5.0]]
-    assert (offers.listener.all_ended, offers.listener.all_gone) == ([number], [number])
+    assert offers.read(number).values.tolist() == [[5.0]]
+    assert (offers.listener.all_ended, offers.listener.all_gone) == ([number], [])
+    mark(line)
+    wait_until(lambda: offers.listener.all_delivered == [number])  # before the line is cut
+    assert not round_of(acc).num_in_flight
+    line = None  # cut
+    assert offers.listener.all_gone == [number]
     assert acc.num_undelivered == 0
 
 
@@ -105,10 +118,10 @@ def test_takes_are_in_line_in_the_order_in_which_they_began(acc, offers):
     offer(acc, 3.0)
     assert offers.listener.wake.acquire(timeout=TIMEOUT)
     assert offers.listener.all_ended == [first]
-    assert offers.fetch(first).values.tolist() == [[2.0]]
+    assert offers.read(first).values.tolist() == [[2.0]]
     offer(acc, 4.0)
     assert offers.listener.wake.acquire(timeout=TIMEOUT)
-    assert offers.fetch(second).values.tolist() == [[4.0]]
+    assert offers.read(second).values.tolist() == [[4.0]]
 
 
 def test_end_of_the_accumulator_is_announced(acc, offers):
@@ -116,7 +129,7 @@ def test_end_of_the_accumulator_is_announced(acc, offers):
     acc.close()
     wait_until(lambda: offers.has_ended(number))
     with pytest.raises(gq.CancelledError, match="TakeGrad operation was cancelled"):
-        offers.fetch(number)
+        offers.read(number)
 
 
 def test_take_that_cannot_begin_leaves_nothing(acc, offers):
@@ -126,15 +139,17 @@ def test_take_that_cannot_begin_leaves_nothing(acc, offers):
 
 
 def test_round_whose_delivery_could_not_be_told_is_logged(gqtf, run_thread, caplog):
-    from gradquorum.tensorflow import lifelines
     from gradquorum.tensorflow.offers import AbstractListener, Offers
 
     class Listener(AbstractListener):
         def __init__(self):
             self.wake = threading.Event()
 
-        def ended(self, number, *, is_cancelled):
+        def ended(self, number):
             self.wake.set()
+
+        def delivered(self, number):
+            pass
 
         def gone(self, number):
             pass
@@ -158,7 +173,7 @@ def test_round_whose_delivery_could_not_be_told_is_logged(gqtf, run_thread, capl
     line = offers.begin(1, 1)
     assert listener.wake.wait(TIMEOUT)
     assert offers.read(1) == "a round"
-    line[0] = lifelines._MARKED
+    mark(line)
     line = None  # cut
     broken.taking.result()
     assert "a round was delivered, but where it lives does not know" in caplog.text

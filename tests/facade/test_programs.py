@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
-from tests.facade.adapters import EagerFacade, FacadeGraphs, FunctionFacade, arguments_of, entry_of
+from tests.facade.adapters import EagerFacade, FacadeGraphs, FunctionFacade, ServerGraphs, arguments_of, entry_of
 from tests.parity.conftest import CHUNK
 from tests.parity.replay import differences
 
 SEED = 11
+MODES = (("eager", 156), ("function", 48), ("graph", 156), ("function over a server", 12), ("graph over a server", 48))
+"""With the number of programs, each in several configurations."""
 
 pytestmark = [
     pytest.mark.frameworks,
@@ -18,19 +20,21 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def adapters(tf, gqtf):
+def adapters(tf, gqtf, server):
     """For each mode, what makes an adapter of a program."""
-    facade_graphs = FacadeGraphs(tf, gqtf)
+    facade_graphs, server_graphs = FacadeGraphs(tf, gqtf), ServerGraphs(tf, gqtf, server.address)
     return {
         "eager": lambda program: EagerFacade(tf, gqtf, program),
         "function": lambda program: FunctionFacade(tf, gqtf, program),
         "graph": facade_graphs.adapter,
+        "function over a server": lambda program: FunctionFacade(tf, gqtf, program, server.address),
+        "graph over a server": server_graphs.adapter,
     }
 
 
 @pytest.mark.parametrize(
     ("mode", "start"),
-    [(mode, start) for mode, count in (("eager", 156), ("function", 48), ("graph", 156))
+    [(mode, start) for mode, count in MODES
      for start in range(0, count, CHUNK)],
 )  # fmt: skip
 def test_programs_in_each_mode_give_the_same_bits(mode, start, live, adapters):

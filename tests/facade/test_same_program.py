@@ -1,5 +1,6 @@
 """Programs written for TensorFlow's class, run on it and, with the import changed, on ours."""
 
+import functools
 import re
 import threading
 import types
@@ -9,12 +10,20 @@ import pytest
 
 from tests.support import TIMEOUT
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [
+    pytest.mark.frameworks,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::gradquorum.StaleGradientWarning"),
+]
 
 
-@pytest.fixture(params=["tensorflow", "gradquorum"])
+@pytest.fixture(params=["tensorflow", "gradquorum", "server"])
 def classes(request, tf, gqtf):
-    return tf.compat.v1 if request.param == "tensorflow" else gqtf
+    if request.param != "server":
+        return tf.compat.v1 if request.param == "tensorflow" else gqtf
+    target = request.getfixturevalue("server").address
+    kinds = gqtf.SparseConditionalAccumulator, gqtf.ConditionalAccumulator
+    return types.SimpleNamespace(**{kind.__name__: functools.partial(kind, target=target) for kind in kinds})
 
 
 @pytest.fixture
@@ -115,6 +124,7 @@ def test_gradient_after_the_quorum_is_stale_for_the_waiting_take(tf, classes, se
         assert session.run(count) == 0
 
 
+@pytest.mark.parametrize("classes", ["tensorflow", "gradquorum"], indirect=True)
 def test_close_ends_a_waiting_take_with_these_words(tf, classes, run_thread):
     v1 = tf.compat.v1
     for _ in range(5):  # it may not have come to its gate when the session is closed
@@ -188,6 +198,41 @@ def test_shape_of_one_dimension_as_a_number(tf, classes, session):
     acc = classes.SparseConditionalAccumulator(tf.float32, shape=3)
     with pytest.raises(tf.errors.InvalidArgumentError, match="index is 3 exceeded 3"):
         acc.apply_grad([3], [1.0]).run()
+
+
+def test_empty_shared_name_is_none(tf, classes, session):
+    one, other = (classes.SparseConditionalAccumulator(tf.float32, shared_name="") for _ in range(2))
+    one.apply_grad([1], [[1.0]]).run()
+    assert (one.num_accumulated().eval(), other.num_accumulated().eval()) == (1, 0)
+
+
+@pytest.mark.parametrize("kind", ["SparseConditionalAccumulator", "ConditionalAccumulator"])
+def test_numbers_that_are_known_to_be_no_scalars_are_refused_when_the_graph_is_built(tf, classes, session, kind):
+    acc = getattr(classes, kind)(tf.float32)
+    gradient = ([1], [[1.0]]) if kind.startswith("Sparse") else ([1.0],)
+    for build in (
+        lambda: acc.apply_grad(*gradient, local_step=[3]),
+        lambda: acc.take_grad([1]),
+        lambda: acc.set_global_step([3]),
+    ):
+        with pytest.raises(ValueError, match=r"must be (rank 0 but is rank 1|scalar, got shape \(1,\))"):
+            build()
+
+
+def test_table_without_rows_or_without_columns(tf, classes, session):
+    for shape, ids in (([0, 2], []), ([5, 0], [3])):
+        acc = classes.SparseConditionalAccumulator(tf.float32, shape=shape)
+        acc.apply_grad(np.array(ids, np.int64), np.zeros((len(ids), shape[1]), np.float32)).run()
+        taken = session.run(acc.take_grad(1))
+        assert (taken.indices.tolist(), taken.values.shape, taken.shape.tolist()) == (ids, (len(ids), shape[1]), shape)
+
+
+def test_no_gradient_flows_through_an_accumulator(tf, classes, session):
+    variable = tf.compat.v1.get_variable("variable", [1, 1])
+    acc = classes.SparseConditionalAccumulator(tf.float32)
+    with tf.control_dependencies([acc.apply_grad([1], 2 * variable)]):
+        taken = acc.take_grad(1)
+    assert tf.gradients(tf.reduce_sum(taken.values), variable) == [None]
 
 
 def test_optimizer_of_replicas_with_its_accumulators_changed(tf, classes, monkeypatch):

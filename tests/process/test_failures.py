@@ -238,6 +238,29 @@ def test_taker_killed_before_it_acknowledges_leaves_its_round_to_the_next_take(s
     assert acc.take_grad(1, timeout=0).values[0, 0] == 9
 
 
+def test_round_that_arrived_without_the_server_knowing_is_logged_and_is_what_the_next_take_gets(
+    server, name, monkeypatch, caplog
+):
+    acc = sparse(server.address, shared_name=name)
+    other, connection = start_connected(children.be_worker, server.address, name, "w")
+    assert hear(connection) == "joined"  # so that the round outlives this process's session
+    accept(acc, [0], ROWS[:1])
+    send = client.Client.send
+
+    def breaking(self, connection, message):
+        if type(message).__name__ == "Acknowledge":
+            connection.channel.shut_down()
+        send(self, connection, message)
+
+    monkeypatch.setattr(client.Client, "send", breaking)
+    np.testing.assert_array_equal(acc.take_grad(1).values, ROWS[:1])
+    assert "a round has arrived, but its server may not know" in caplog.text
+    monkeypatch.undo()
+    again = sparse(server.address, shared_name=name)
+    np.testing.assert_array_equal(again.take_grad(1, timeout=TIMEOUT).values, ROWS[:1])
+    kill(other)
+
+
 def test_taker_killed_while_it_waits_leaves_its_turn_to_the_next(server, name, run_thread):
     acc = sparse(server.address, shared_name=name)
     process = start(children.take_and_die, server.address, name, "none")

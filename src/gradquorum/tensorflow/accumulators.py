@@ -51,11 +51,15 @@ class ConditionalAccumulatorBase:
         """Do what the constructors share; `arguments` are the five that TensorFlow has, for both classes."""
         dtype, given, shared_name, name, reduction_type = arguments
         shape = _as_shape(given)
-        arguments = dtype, shape, shared_name, name, reduction_type
-        self._backend = _open_backend(ours, in_graph, arguments, target, has_shared_name=bool(shared_name))
+        arguments = dtype, shape, shared_name or None, name, reduction_type
+        self._backend = _open_backend(ours, in_graph, arguments, target)
         ConditionalAccumulatorBase.__init__(self, dtype, shape, self._backend.reference)
-        op = getattr(self._backend.reference, "op", None)  # in a graph, the name that TensorFlow has made unique
-        self._name = (name if op is None else op.name).rsplit("/", 1)[-1]
+        op = getattr(self._backend.reference, "op", None)
+        if op is not None:
+            name = op.name
+        elif isinstance(self._backend, OperationsBackend):  # in a graph, but not of it
+            name = tf.compat.v1.get_default_graph().unique_name(name)
+        self._name = name.rsplit("/", 1)[-1]
 
     @property
     def accumulator_ref(self) -> Any:
@@ -235,11 +239,10 @@ def _as_shape(shape: Any) -> tf.TensorShape:
         raise kind(f"Error converting shape to a TensorShape: {error}.") from error
 
 
-def _open_backend(
-    ours: type[Any], in_graph: type[Any], arguments: tuple[Any, ...], target: Any, *, has_shared_name: bool
-) -> AbstractBackend:
+def _open_backend(ours: type[Any], in_graph: type[Any], arguments: tuple[Any, ...], target: Any) -> AbstractBackend:
     """Return what runs the operations where the accumulator is made."""
-    if tf.inside_function() and not has_shared_name:
+    shared_name = arguments[2]
+    if tf.inside_function() and shared_name is None:
         raise ValueError(
             "an accumulator that is made inside a tf.function would be another one each time the function is traced; "
             "make it outside, or give it a shared_name"

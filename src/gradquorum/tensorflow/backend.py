@@ -126,8 +126,12 @@ def as_integer_tensor(what: str, number: Any) -> Any:
 
     Raises:
         TypeError: it is no integer.
+        ValueError: it is known to be no scalar.
     """
-    return tf.cast(_integers(what, tf.convert_to_tensor(number)), tf.int64)
+    tensor = _integers(what, tf.convert_to_tensor(number))
+    if tensor.shape.rank:
+        raise ValueError(f"{what} must be scalar, got shape {tensor.shape}")
+    return tf.cast(tensor, tf.int64)
 
 
 def as_shape_tensor(shape: Any) -> Any:

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from gradquorum.arrays import as_integer
 from gradquorum.specs import SparseSpec
 from gradquorum.tensorflow.backend import AbstractBackend, GradientTensors, as_step_tensor
-from gradquorum.tensorflow.lifelines import mark
-from gradquorum.tensorflow.sessions import check_running, session_number
+from gradquorum.tensorflow.delivery import deliver
+from gradquorum.tensorflow.sessions import session_number
 from gradquorum.tensorflow.tickets import open_store
 
 __all__ = ["GatedBackend"]
@@ -80,13 +81,7 @@ class GatedBackend(AbstractBackend):
             tickets, _ = tf.raw_ops.Merge(inputs=[tickets, none])
             dtypes = [tf.int64, self._dtype, tf.int64]
             merged = tf.numpy_function(self._merge_take, [self._gate, number, tickets], dtypes)
-            # From here on nothing waits for Python.
-            with tf.control_dependencies([merged[0]]):
-                is_running = check_running()
-            with tf.control_dependencies([is_running]):
-                is_delivered = mark(line)
-            with tf.control_dependencies([is_delivered]):
-                return list(tf.identity_n(merged, name=scope))
+            return deliver(line, merged, scope)
 
     def num_accumulated(self, name: str) -> Any:
         return tf.raw_ops.AccumulatorNumAccumulated(handle=self.reference, name=name)
@@ -105,7 +100,7 @@ class GatedBackend(AbstractBackend):
         self._store.arrive(int(gate), int(ticket), seems_counted=bool(counted))
 
     def _begin_take(self, gate: Any, num_required: Any) -> list[Any]:
-        begun = self._store.begin_take(int(gate), int(num_required))
+        begun = self._store.begin_take(int(gate), as_integer("num_required", num_required))
         return [np.int64(begun.number), np.bool_(begun.has_round), begun.line]
 
     def _merge_take(self, gate: Any, number: Any, tickets: Any) -> Any:
@@ -115,6 +110,6 @@ class GatedBackend(AbstractBackend):
 def _as_number(num_required: Any) -> Any:
     """Return a number as the gate will see it; 0 where the gate is going to refuse it while the graph is built."""
     try:
-        return tf.reshape(tf.convert_to_tensor(num_required, tf.int32), [-1])[0]
+        return tf.convert_to_tensor(num_required, tf.int32)
     except (TypeError, ValueError):
         return tf.constant(0)

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-__all__ = ["lifeline", "mark"]
+__all__ = ["Lifeline", "lifeline", "mark"]
 
 _ALIGNMENT = 64
 """Of memory that TensorFlow takes over; all else it copies."""
 _UNMARKED, _MARKED = 1, 2
 
 
-def lifeline(cut: Callable[[bool], object]) -> NDArray[np.int64]:
-    """Return an array `[1]` for one operation to return and another to take.
+class Lifeline(NamedTuple):
+    """What `lifeline` returns."""
 
-    When TensorFlow lets go of it, `cut` is called, with whether it was marked.
+    line: NDArray[np.int64]
+    """An array `[1]` for one operation to return and another to take."""
+    is_marked: Callable[[], bool]
+    """Tells in any thread whether it is marked. It does not hold the array."""
+
+
+def lifeline(cut: Callable[[bool], object]) -> Lifeline:
+    """Make an array that tells how far a run of operations has come.
+
+    When TensorFlow lets go of the array, `cut` is called, with whether it was marked.
     A run that ends before the second operation lets go of it, too. Then `cut` is called in any thread: at once where
     the array was handed over by DLPack, else when the session's `run` returns or when TensorFlow is called next.
     """
@@ -28,8 +37,12 @@ def lifeline(cut: Callable[[bool], object]) -> NDArray[np.int64]:
     start = -memory.ctypes.data % _ALIGNMENT
     line, state = (memory[start : start + 8].view(np.int64) for _ in range(2))
     line[0] = _UNMARKED
-    weakref.finalize(line, lambda: cut(bool(state[0] == _MARKED))).atexit = False
-    return line
+
+    def is_marked() -> bool:
+        return bool(state[0] == _MARKED)
+
+    weakref.finalize(line, lambda: cut(is_marked())).atexit = False
+    return Lifeline(line, is_marked)
 
 
 def mark(line: Any) -> Any:

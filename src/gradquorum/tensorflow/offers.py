@@ -20,6 +20,8 @@ __all__ = ["AbstractListener", "Offers"]
 
 
 _logger = logging.getLogger("gradquorum")
+_LOOK_SECONDS = 0.001
+"""How often a take looks whether a round that was read is on the way: its mark is in memory and wakes nobody."""
 _SETTLE_SECONDS = 1.0
 """How long the end of a run may wait until its round is back, or is known to be delivered."""
 
@@ -32,40 +34,44 @@ class AbstractListener(ABC):
     """What is told of the takes of an `Offers`, in any thread."""
 
     @abstractmethod
-    def ended(self, number: int, *, is_cancelled: bool) -> None:
-        """A round has come for a take, or an error: there is something to fetch. Called once at most."""
+    def ended(self, number: int) -> None:
+        """A round has come for a take, or an error: there is something to read. Called once at most."""
+
+    @abstractmethod
+    def delivered(self, number: int) -> None:
+        """The accumulator knows that a round was delivered. Called in a thread of the library's, once at most."""
 
     @abstractmethod
     def gone(self, number: int) -> None:
-        """A take has been fetched or cut off."""
+        """The lifeline of a take has been cut."""
 
 
 class _Take:
-    """One take of which an operation is to fetch the round.
+    """One take of which an operation is to read the round.
 
     Guarded by ``_lock``: ``_is_announced``.
     """
 
     future: concurrent.futures.Future[Any]
 
-    def __init__(self, announce: Callable[..., None]) -> None:
+    def __init__(self, announce: Callable[[], None], is_marked: Callable[[], bool]) -> None:
         self.has_ended = False
         """The round has come, or an error. Set before it is announced."""
         self._announce = announce
+        self.is_marked = is_marked
         self._lock = threading.Lock()
         self._is_announced = False
+        self._read = threading.Event()
         self._settled = threading.Event()
-        self._is_delivered = False
         self._offered: Any = None
 
-    def end(self, future: concurrent.futures.Future[Any] | None = None) -> None:
+    def end(self) -> None:
         """Announce, once, that a round or, in the future, an error is there."""
         with self._lock:
             is_announced, self._is_announced = self._is_announced, True
         if not is_announced:
             self.has_ended = True
-            is_cancelled = future is not None and isinstance(future.exception(), CancelledError)
-            self._announce(is_cancelled=is_cancelled)
+            self._announce()
 
     def offer(self, result: Any) -> None:
         """Wait until the round is delivered: in the thread of the take.
@@ -75,34 +81,37 @@ class _Take:
         """
         self._offered = result
         self.end()
-        self._settled.wait()
-        if not self._is_delivered:
+        self._read.wait()
+        while not self.is_marked() and not self._settled.wait(_LOOK_SECONDS):
+            pass
+        if not self.is_marked():
             raise _Unfetched("take_grad: the run of the operation ended before it had the round, which went back")
 
     def read(self) -> Any:
-        """Return the round, which is not delivered by that, or raise what ended the take."""
-        return self.future.result() if self._offered is None else self._offered
+        """Return the round, which is delivered once its lifeline is marked, or raise what ended the take."""
+        if self._offered is None:
+            return self.future.result()
+        self._read.set()
+        return self._offered
 
-    def settle(self, *, is_delivered: bool) -> None:
+    def settle(self) -> None:
         """End the take: it leaves its line, or its round is delivered or goes back for whoever takes next."""
         with self._lock:
             self._is_announced = True
-        self._is_delivered = is_delivered
         self._settled.set()
-        if is_delivered or not self.future.cancel():
+        self._read.set()
+        if self.is_marked() or not self.future.cancel():
             concurrent.futures.wait([self.future], _SETTLE_SECONDS)
-
-    def is_known_to_be_delivered(self) -> bool:
-        """Whether the accumulator knows, too, once it is settled."""
-        return self.future.done() and self.future.exception() is None
+        if self.is_marked() and not (self.future.done() and self.future.exception() is None):
+            _logger.warning("take_grad: a round was delivered, but where it lives does not know; it may be taken again")
 
 
 class Offers:
     """The takes of one accumulator, by number. Each is in the accumulator's line as soon as it has begun.
 
-    A take is several operations, the first begins it and the last fetches its round, and their run may end before the
-    last. So a lifeline goes from the first to the last: if it is cut unmarked, the take leaves its line, and a round
-    that has come for it goes back to the accumulator. It can neither be lost nor keep others waiting.
+    A take is several operations, the first begins it and one reads its round, and their run may end before the last.
+    So a lifeline goes from the first to the last: if it is cut unmarked, the take leaves its line, and a round that has
+    come for it goes back to the accumulator. It can neither be lost nor keep others waiting.
 
     Guarded by ``_lock``: ``_takes``.
     """
@@ -115,45 +124,34 @@ class Offers:
 
     def begin(self, number: int, num_required: Any) -> NDArray[np.int64]:
         """Begin the take of a new number, and return its lifeline."""
-        take = _Take(functools.partial(self._listener.ended, number))
-        line = lifeline(functools.partial(self._cut, number))
+        line, is_marked = lifeline(functools.partial(self._cut, number))
+        take = _Take(functools.partial(self._listener.ended, number), is_marked)
         take.future = self._acc._submit_offer(num_required, None, take.offer)
         with self._lock:
             self._takes[number] = take
-        take.future.add_done_callback(take.end)
+        take.future.add_done_callback(lambda _: self._done(number, take))
         return line
 
     def has_ended(self, number: int) -> bool:
-        """Whether there is something to fetch."""
+        """Whether there is something to read."""
         return self._takes[number].has_ended
 
     def read(self, number: int) -> Any:
-        """Return the round of a take that has ended. It is delivered if the lifeline is marked before it is cut.
+        """Return the round of a take that has ended. It is delivered when the lifeline is marked, if ever.
 
         Raises:
             GradQuorumError: what ended the take.
         """
         return self._takes[number].read()
 
-    def fetch(self, number: int) -> Any:
-        """Return the round of a take that has ended, which is delivered by that.
+    def _done(self, number: int, take: _Take) -> None:
+        take.end()
+        if take.is_marked():
+            self._listener.delivered(number)
 
-        Raises:
-            GradQuorumError: what ended the take.
-        """
-        take = self._takes[number]
-        self._settle(number, is_delivered=True)
-        return take.future.result()
-
-    def _cut(self, number: int, is_marked: bool) -> None:
-        take = self._settle(number, is_delivered=is_marked)
-        if take is not None and is_marked and not take.is_known_to_be_delivered():
-            _logger.warning("take_grad: a round was delivered, but where it lives does not know; it may be taken again")
-
-    def _settle(self, number: int, *, is_delivered: bool) -> _Take | None:
+    def _cut(self, number: int, _is_marked: bool) -> None:
         with self._lock:
             take = self._takes.pop(number, None)
         if take is not None:
-            take.settle(is_delivered=is_delivered)
+            take.settle()
             self._listener.gone(number)
-        return take

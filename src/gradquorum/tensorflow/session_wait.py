@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gradquorum.tensorflow.lifelines import mark
+from gradquorum.errors import CancelledError
+from gradquorum.tensorflow.delivery import cancel_if, check_running, deliver
 from gradquorum.tensorflow.offers import Offers
 from gradquorum.tensorflow.operations import AbstractWait, as_list
-from gradquorum.tensorflow.sessions import check_running
 
 __all__ = ["SessionWait"]
 
@@ -34,15 +34,13 @@ class SessionWait(AbstractWait):
     with its run. A look ends as soon as a round has come for anybody, whose turn it then may be.
     """
 
-    def __init__(self) -> None:
-        self._turn = tf.raw_ops.MutexV2(shared_name="gradquorum_turn")
-
-    def build(self, offers: Offers, num_required: Any, empty: list[Any]) -> list[Any]:
+    def build(self, offers: Offers, num_required: Any, empty: list[Any], name: str) -> list[Any]:
+        turn = tf.raw_ops.MutexV2(shared_name="gradquorum/turn")
         begin = functools.partial(self._begin, offers)
         number, line = tf.numpy_function(begin, [num_required], [tf.int64, tf.int64])
 
         def try_to_fetch(*_: Any) -> list[Any]:
-            lock = tf.raw_ops.MutexLock(mutex=self._turn)
+            lock = tf.raw_ops.MutexLock(mutex=turn)
             with tf.control_dependencies([lock]):
                 has_ended = tf.numpy_function(functools.partial(self._look, offers), [number], tf.bool)
             with tf.control_dependencies([has_ended]):
@@ -51,29 +49,26 @@ class SessionWait(AbstractWait):
                 is_running = check_running()
             with tf.control_dependencies([is_running]):
                 read = functools.partial(self._read, offers, empty)
-                done, *result = tf.numpy_function(
-                    read, [has_ended, number], [tf.bool, *(array.dtype for array in empty)]
-                )
-            return [tf.ensure_shape(done, []), *result]
+                dtypes = [tf.bool, tf.bool, *(array.dtype for array in empty)]
+                done, is_cancelled, *result = tf.numpy_function(read, [has_ended, number], dtypes)
+            return [tf.ensure_shape(done, []), tf.ensure_shape(is_cancelled, []), *result]
 
-        _, *result = tf.while_loop(
+        _, is_cancelled, *result = tf.while_loop(
             lambda done, *_: tf.logical_not(done),
             try_to_fetch,
-            [tf.constant(False), *map(tf.constant, empty)],
-            shape_invariants=[tf.TensorShape([]), *[tf.TensorShape(None)] * len(empty)],
+            [tf.constant(False), tf.constant(False), *map(tf.constant, empty)],
+            shape_invariants=[*[tf.TensorShape([])] * 2, *[tf.TensorShape(None)] * len(empty)],
         )
-        # From here on nothing waits for Python.
-        with tf.control_dependencies(result[:1]):
-            is_running = check_running()
-        with tf.control_dependencies([is_running]):
-            is_delivered = mark(line)
-        with tf.control_dependencies([is_delivered]):
-            return list(tf.identity_n(result))
+        with tf.control_dependencies([cancel_if(is_cancelled)]):
+            return deliver(line, result, name)
 
-    def ended(self, number: int, *, is_cancelled: bool) -> None:
+    def ended(self, number: int) -> None:
         with _changed:
             _ended.add(number)
             _changed.notify_all()
+
+    def delivered(self, number: int) -> None:
+        """Do nothing: the line is cut when the session's run returns, or TensorFlow is called next."""
 
     def gone(self, number: int) -> None:
         with _changed:
@@ -93,6 +88,9 @@ class SessionWait(AbstractWait):
 
     def _read(self, offers: Offers, empty: list[Any], has_ended: Any, number: Any) -> list[Any]:
         if not has_ended:
-            return [False, *empty]
+            return [False, False, *empty]
         self.gone(int(number))  # others need not look for its sake while its run goes on
-        return [True, *as_list(offers.read(int(number)))]
+        try:
+            return [True, False, *as_list(offers.read(int(number)))]
+        except CancelledError:
+            return [True, True, *empty]

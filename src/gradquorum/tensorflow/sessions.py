@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gradquorum.tensorflow.lifelines import lifeline
 
-__all__ = ["AbstractSessionObserver", "check_running", "observe_sessions", "session_number"]
+__all__ = ["AbstractSessionObserver", "observe_sessions", "session_number"]
 
 _COLLECTION = "gradquorum/session"
 _numbers = itertools.count(1)
@@ -45,18 +45,6 @@ def session_number(gate: Any) -> Any:
     op = gate.op
     others = [group for group in op.colocation_groups() if group != f"loc:@{op.name}".encode()]
     return _once_in_graph(f"number of {op.device} {others}", functools.partial(_build_number, op))
-
-
-def check_running() -> Any:
-    """Return an operation that fails where its run has ended, which Python operations do not notice.
-
-    Operations of a queue look for that in the thread that they are in. What is put in is taken out, unless the run
-    ends in between.
-    """
-    make = functools.partial(tf.raw_ops.FIFOQueueV2, component_types=[tf.bool], shapes=[[]], name="running")
-    queue = _once_in_graph("running", make)
-    with tf.control_dependencies([tf.raw_ops.QueueEnqueueV2(handle=queue, components=[tf.constant(True)])]):
-        return tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.bool])[0]
 
 
 def _once_in_graph(what: str, build: Callable[[], Any]) -> Any:
@@ -105,7 +93,7 @@ def _open(found: Any) -> tuple[Any, NDArray[np.int64]]:
     if found:
         return found, np.zeros(1, np.int64)
     number = next(_numbers)
-    return np.int64(number), lifeline(functools.partial(_tell, number))
+    return np.int64(number), lifeline(functools.partial(_tell, number)).line
 
 
 def _tell(number: int, _is_marked: bool) -> None:

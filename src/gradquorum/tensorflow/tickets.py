@@ -213,7 +213,7 @@ class TicketStore(AbstractSessionObserver):
             if store is not None:
                 store._cut(functools.partial(cut, store, gate, number, is_marked))
 
-        return lifeline(on_cut)
+        return lifeline(on_cut).line
 
     def _cut(self, cut: Callable[[], object]) -> None:
         self._cuts.append(cut)

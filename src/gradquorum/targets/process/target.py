@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
+import logging
 import os
 import threading
 import time
@@ -39,6 +40,7 @@ __all__ = ["ProcessTarget", "open_remote"]
 
 T = TypeVar("T")
 
+_logger = logging.getLogger("gradquorum")
 _CANCEL_SECONDS = 1.0
 """How long a cancelled coroutine waits to hear that its take has ended."""
 
@@ -126,13 +128,14 @@ class ProcessTarget(AbstractTarget):
             self._client.fail(error)
 
     def _acknowledge(self, connection: Connection) -> None:
-        """Say that the round has arrived. If the server is gone, nobody else can get it."""
+        """Say that the round has arrived. If the server cannot be told, it has or will have the round again."""
         try:
             # Signals, and with them Ctrl-C, come to the main thread only.
             final = threading.current_thread() is not threading.main_thread()
             self._client.exchange(connection, m.Acknowledge(reply=True, final=final))
-        except UnavailableError:
+        except UnavailableError as error:
             connection.channel.close()
+            _logger.warning("a round has arrived, but its server may not know, and then it is taken again: %s", error)
         else:
             self._client.check_in(connection)
 
