@@ -230,7 +230,8 @@ void bind_sparse(nb::module_& m) {
            nb::arg("accumulate_dtype"), nb::arg("reduction_type"), nb::arg("num_threads"))
       .def("block", &SparseReducer::block, nb::arg("indices"), nb::arg("values"),
            nb::arg("weight"), nb::arg("lend"), nb::arg("check_finite"))
-      .def("plain_block", &SparseReducer::plain_block, nb::arg("indices"), nb::arg("values"), nb::arg("row_shape"),
+      .def("plain_block", &SparseReducer::plain_block, nb::arg("indices").none(), nb::arg("values").none(),
+           nb::arg("row_shape"),
            nb::arg("num_table_rows"), nb::arg("weight"), nb::arg("lend"), nb::arg("check_finite"),
            "Return None for whatever `block` would refuse, and for anything else that needs a second look.")
       .def("packed_block", &SparseReducer::packed_block, nb::arg("memory"), nb::arg("num_rows"), nb::arg("row_shape"),

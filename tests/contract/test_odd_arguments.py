@@ -15,6 +15,17 @@ def test_indices_with_a_bool_among_them_or_as_text_are_an_error(make, indices):
         acc.apply_grad(indices, column(*range(len(indices))))
 
 
+@pytest.mark.parametrize("shape", [(100, 1), None])
+@pytest.mark.parametrize("place", [0, 1], ids=["indices", "values"])
+@pytest.mark.parametrize("nothing", [None, ..., object()], ids=["None", "...", "object"])
+def test_what_is_no_array_is_an_error_of_ours(make, shape, place, nothing):
+    acc = make.sparse("float32", shape)
+    arguments = [np.array([3]), column(1)]
+    arguments[place] = nothing
+    with unchanged(acc), pytest.raises(gq.InvalidArgumentError, match=["indices", "grad_values"][place]):
+        acc.apply_grad(*arguments)
+
+
 @pytest.mark.parametrize("shape", [{3, 2}, frozenset((2,)), {2: 3}, "32", iter((3, 2)), (1,) * 70, 5])
 def test_shape_that_is_no_vector_of_sizes_or_has_too_many_is_an_error(make, shape):
     with pytest.raises(gq.InvalidArgumentError):

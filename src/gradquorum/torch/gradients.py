@@ -67,6 +67,7 @@ def apply_grad(accumulator: Any, parameter_or_grad: Any, **options: Any) -> Appl
         type(grad) is _Tensor
         and type(member) is SparseSpec
         and grad.is_sparse
+        and not grad.requires_grad  # as of a sparse parameter, whose gradient is another tensor
         and grad.dtype is _PLAIN.get(member.dtype)
         and grad.shape == member.shape
     ):
