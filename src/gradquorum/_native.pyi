@@ -49,7 +49,7 @@ class SparseReducer:
 
     def block(self, indices: object, values: object, weight: float, lend: bool, check_finite: bool) -> SparseBlock: ...
 
-    def plain_block(self, indices: object, values: object, row_shape: object, num_table_rows: int, weight: float, lend: bool, check_finite: bool) -> SparseBlock | None:
+    def plain_block(self, indices: object | None, values: object | None, row_shape: object, num_table_rows: int, weight: float, lend: bool, check_finite: bool) -> SparseBlock | None:
         """
         Return None for whatever `block` would refuse, and for anything else that needs a second look.
         """
@@ -120,9 +120,9 @@ class DenseReducer:
 
     def distinct_bytes(self, blocks: object) -> int: ...
 
-def trim_memory() -> int:
+def trim_memory(from_bytes: int = 0) -> int:
     """
-    Give the memory kept for reuse back to the system; return how many bytes that were.
+    Give the memory kept for reuse back to the system, pieces from that size on; return how many bytes that were.
     """
 
 def set_memory_cap(cap_bytes: int) -> None:

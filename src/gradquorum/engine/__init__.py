@@ -64,9 +64,13 @@ def get_engine(name: str | None = None) -> AbstractEngine:
     return _engines[name]
 
 
-def trim_memory() -> int:
-    """Give the memory that engines keep for reuse back to the system, and return how many bytes that were."""
-    return sum(engine.trim_memory() for engine in _engines.values())
+def trim_memory(from_bytes: int = 0) -> int:
+    """Give the memory that engines keep for reuse back to the system, in pieces from that size on.
+
+    Returns:
+        How many bytes that were.
+    """
+    return sum(engine.trim_memory(from_bytes) for engine in _engines.values())
 
 
 def _warn_if_slow() -> None:

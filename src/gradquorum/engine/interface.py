@@ -236,6 +236,6 @@ class AbstractEngine(ABC):
         """
         return None
 
-    def trim_memory(self) -> int:
-        """Give the memory kept for reuse back to the system, and return how many bytes that were."""
+    def trim_memory(self, from_bytes: int = 0) -> int:
+        """Give the memory kept for reuse back to the system, in pieces from that size on; return how many bytes."""
         return 0

@@ -208,5 +208,5 @@ class NativeEngine(AbstractEngine):
     def dense_reducer(self, spec: ReducerSpec) -> AbstractDenseReducer:
         return _DenseReducer(spec)
 
-    def trim_memory(self) -> int:
-        return _native.trim_memory()
+    def trim_memory(self, from_bytes: int = 0) -> int:
+        return _native.trim_memory(from_bytes)

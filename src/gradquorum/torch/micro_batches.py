@@ -115,9 +115,9 @@ class MicroBatchAccumulator:
             if size:
                 members[_sparse(i)] = SparseSpec(dtype, size, reduction)
         self._group = AccumulatorGroup(members, name="micro_batches", target="local", on_nonfinite=on_nonfinite)
-        target = self._group._target
-        assert isinstance(target, LocalTarget)
-        target.hold_little(GROWTH)
+        assert isinstance(self._group._target, LocalTarget)
+        self._target = self._group._target
+        self._target.hold_little(GROWTH)
         self._needs_one_layout = reduction == "MEAN"
         self._layouts: dict[int, str] = {}
         self._num_skipped = self._skipped_in_a_row = 0
@@ -175,6 +175,8 @@ class MicroBatchAccumulator:
         if receipt:
             self._layouts, self._skipped_in_a_row = layouts, 0
             self._members.update(gradients)
+            if receipt.num_accumulated == (self._steps + 1) // 2:
+                self._target.make_room()  # the second half has the memory of the first
         else:
             self._count_skipped()
         return self._is_due() and self.flush()
