@@ -64,7 +64,7 @@ class SparseReducer:
         Write ids and values to writable memory: the ids, then the values at the next multiple of 64 bytes.
         """
 
-    def merge(self, blocks: object, row_shape: object, num_gradients: int) -> tuple[int, Memory, Memory, Memory]: ...
+    def merge(self, blocks: object, row_shape: object, num_gradients: int) -> tuple[object, object, object]: ...
 
     def consume(self, blocks: object, row_shape: object, num_gradients: int, results: list) -> None:
         """

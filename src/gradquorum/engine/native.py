@@ -111,12 +111,12 @@ class _SparseReducer(_Door, AbstractSparseReducer):
     def merge(
         self, blocks: Sequence[Block], row_shape: tuple[int, ...], num_gradients: int
     ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]:
-        num_rows, indices, values, counts = self._merge(blocks, row_shape, num_gradients)
-        return (
-            ndarray((num_rows,), _INT64, indices),
-            ndarray((num_rows, *row_shape), self._dtype, values),
-            ndarray((num_rows,), _INT64, counts),
-        )
+        merged: tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]
+        merged = self._merge(blocks, row_shape, num_gradients)
+        if self._as_bits:
+            indices, values, counts = merged
+            return indices, values.view(self._dtype), counts
+        return merged
 
     def consume(
         self, blocks: Sequence[Block], row_shape: tuple[int, ...], num_gradients: int, kept: list[Any]
