@@ -19,9 +19,14 @@ class Memory:
 class TensorMemory:
     """The memory of a framework's tensor, by the buffer protocol."""
 
-def coo_memory(indices: object, values: object) -> tuple[TensorMemory, TensorMemory] | None:
+def coo_memory(indices: object, values: object, format: str) -> tuple[TensorMemory, TensorMemory] | None:
     """
-    Return the memory of ids `[1, n]`, as `[n]`, and of values `[n, *row]`; None unless both are contiguous in this machine's memory, of types that NumPy has, and their framework has DLPack's exchange interface in C.
+    Return the memory of ids `[1, n]`, as `[n]`, and of values `[n, *row]` of that format; None unless both are contiguous in this machine's memory, and their framework has DLPack's exchange interface in C.
+    """
+
+def coo_tensors(type: object, indices: object, values: object) -> tuple[object, object] | None:
+    """
+    Return ids `[n]`, as `[1, n]`, and values `[n, *row]` of floats as tensors of that type on their memory; None where that takes a closer look.
     """
 
 class SparseBlock:

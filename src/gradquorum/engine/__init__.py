@@ -15,6 +15,7 @@ __all__ = [
     "ReducerSpec",
     "available_engines",
     "coo_memory",
+    "coo_tensors",
     "engine_name",
     "get_engine",
     "trim_memory",
@@ -40,6 +41,9 @@ engine_name: str = next(iter(_engines))
 
 coo_memory = _engines[engine_name].coo_memory
 """See `AbstractEngine.coo_memory`."""
+
+coo_tensors = _engines[engine_name].coo_tensors
+"""See `AbstractEngine.coo_tensors`."""
 
 TENSOR_MEMORY: tuple[type, ...] = _engines[engine_name].tensor_memory
 """The types of what it returns."""

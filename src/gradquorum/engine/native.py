@@ -201,6 +201,7 @@ class NativeEngine(AbstractEngine):
     name = "native"
     tensor_memory = (_native.TensorMemory,)
     coo_memory = staticmethod(_native.coo_memory)  # without a method around it: here every call counts
+    coo_tensors = staticmethod(_native.coo_tensors)
 
     def sparse_reducer(self, spec: ReducerSpec) -> AbstractSparseReducer:
         return _SparseReducer(spec)
