@@ -43,6 +43,47 @@ std::atomic<bool> ending{false};    // The interpreter is about to end.
 std::atomic<long> num_unlocked{0};  // Threads that will want the GIL back; changed with the GIL.
 
 PyTypeObject* ndarray_type = nullptr;  // numpy.ndarray, kept for ever.
+constexpr std::size_t max_dims = 64;   // Of a result.
+std::int64_t nothing = 0;              // The address of memory without bytes.
+
+/// What is used of NumPy's C interface, by its stable places in the table of it: no header is needed to build.
+/// Source: NumPy, "Array API" (`numpy_api.py`); pybind11 does the same.
+struct NumPy {
+  using FromType = PyObject* (*)(int);
+  using NewFromDescr = PyObject* (*)(PyTypeObject*, PyObject*, int, const Py_intptr_t*, const Py_intptr_t*, void*, int,
+                                     PyObject*);
+  using SetBase = int (*)(PyObject*, PyObject*);
+
+  FromType from_type = nullptr;          ///< A dtype by its number.
+  NewFromDescr new_from_descr = nullptr; ///< An array; takes over the dtype.
+  SetBase set_base = nullptr;            ///< Takes over what owns the memory.
+
+  static constexpr int c_array = 0x501;  ///< C-contiguous, aligned, writable.
+
+  /// Finds them.
+  static NumPy found() {
+    const nb::object table = nb::module_::import_("numpy._core.multiarray").attr("_ARRAY_API");
+    void** const api = static_cast<void**>(PyCapsule_GetPointer(table.ptr(), nullptr));
+    if (api == nullptr) throw nb::python_error();
+    return {reinterpret_cast<FromType>(api[45]), reinterpret_cast<NewFromDescr>(api[94]),
+            reinterpret_cast<SetBase>(api[282])};
+  }
+};
+
+NumPy numpy;  // Found when the module is loaded.
+
+/// NumPy's number of an element type; bfloat16, which it lacks, is uint16.
+int number_of(gq::DType type, bool complex) {
+  switch (type) {
+    case gq::DType::f16: return 23;
+    case gq::DType::bf16: return 4;
+    case gq::DType::f32: return complex ? 14 : 11;
+    case gq::DType::f64: return complex ? 15 : 12;
+    case gq::DType::i32: return 5;
+    case gq::DType::i64: return sizeof(long) == 8 ? 7 : 9;
+  }
+  return -1;
+}
 
 /// What the buffer protocol calls an element type; the second spelling is that of an equally wide type.
 struct Format {
@@ -79,7 +120,6 @@ void check_elements(const char* what, const ArrayIn& array, gq::DType type, bool
 }
 
 int export_memory(PyObject* self, Py_buffer* view, int flags) {
-  static std::int64_t nothing = 0;  // The address of memory without bytes.
   if (!nb::inst_ready(self)) {
     view->obj = nullptr;
     PyErr_SetString(PyExc_BufferError, "this memory was never made");
@@ -184,7 +224,27 @@ gq::Buffer copied(const void* from, std::size_t bytes) {
   return out;
 }
 
+nb::object array_on(gq::Buffer buffer, gq::DType type, bool complex, const std::vector<std::size_t>& shape) {
+  std::size_t bytes = gq::item_bytes(type) * (complex ? 2 : 1);
+  Py_intptr_t dims[max_dims];
+  if (shape.size() > max_dims) throw nb::value_error("shape: too many dims");
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    dims[i] = static_cast<Py_intptr_t>(shape[i]);
+    bytes = gq::checked_mul(bytes, shape[i]);
+  }
+  if (bytes > buffer.size()) throw nb::value_error("shape: more than there is memory");
+  void* const data = buffer.size() != 0 ? static_cast<void*>(buffer.bytes()) : &nothing;
+  nb::object owner = nb::cast(Memory{std::move(buffer)});
+  PyObject* const dtype = numpy.from_type(number_of(type, complex));
+  if (dtype == nullptr) throw nb::python_error();
+  nb::object array = nb::steal(numpy.new_from_descr(ndarray_type, dtype, static_cast<int>(shape.size()), dims, nullptr,
+                                                    data, NumPy::c_array, nullptr));
+  if (!array.is_valid() || numpy.set_base(array.ptr(), owner.release().ptr()) != 0) throw nb::python_error();
+  return array;
+}
+
 void bind_arrays(nb::module_& m) {
+  numpy = NumPy::found();
   ndarray_type = reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr());
   nb::class_<Memory>(m, "Memory", nb::is_final(), nb::type_slots(memory_slots),
                      "Memory of a result, for NumPy to build an array on; its bytes are writable.")

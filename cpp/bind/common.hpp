@@ -129,6 +129,9 @@ struct Memory {
   gq::Buffer buffer;  ///< What it owns.
 };
 
+/// A NumPy array on a piece of the pool, which it owns: of a spec's elements, bfloat16 as uint16. With the GIL.
+nb::object array_on(gq::Buffer buffer, gq::DType type, bool complex, const std::vector<std::size_t>& shape);
+
 /// A shape from a sequence of integers; throws for negative ones and for sizes that nothing can have.
 std::vector<std::size_t> to_shape(nb::handle shape, std::size_t first, bool has_first);
 

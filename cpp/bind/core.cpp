@@ -5,8 +5,9 @@
 
 void bind_memory(nb::module_& m) {
   m.def(
-      "trim_memory", [] { return gq::MemoryPool::instance().trim(); },
-      "Give the memory kept for reuse back to the system; return how many bytes that were.");
+      "trim_memory", [](std::size_t from_bytes) { return gq::MemoryPool::instance().trim(from_bytes); },
+      nb::arg("from_bytes") = 0,
+      "Give the memory kept for reuse back to the system, pieces from that size on; return how many bytes that were.");
   m.def(
       "set_memory_cap", [](std::size_t cap_bytes) { gq::MemoryPool::instance().set_cap(cap_bytes); },
       nb::arg("cap_bytes"), "Set the most bytes kept for reuse.");

@@ -82,10 +82,11 @@ class SparseReducer {
     gq::pack(bound_.spec, block.core, to.data());
   }
 
-  std::tuple<std::size_t, Memory, Memory, Memory> merge(nb::handle blocks, nb::handle row_shape,
-                                                        std::int64_t num_gradients) const {
+  std::tuple<nb::object, nb::object, nb::object> merge(nb::handle blocks, nb::handle row_shape,
+                                                       std::int64_t num_gradients) const {
     const SparseLog log(blocks);
-    const std::size_t width = gq::checked_mul(product(to_shape(row_shape, 0, false), 0), bound_.parts());
+    std::vector<std::size_t> shape = to_shape(row_shape, 0, true);
+    const std::size_t width = gq::checked_mul(product(shape, 1), bound_.parts());
     std::size_t bytes = 0;
     for (std::size_t b = 0; b < log.size(); ++b) bytes += log.data()[b]->num_bytes();
     gq::Merged merged;
@@ -93,8 +94,10 @@ class SparseReducer {
       const UnlockedFor unlocked(bytes);
       merged = gq::merge_log(bound_.spec, log.data(), log.size(), width, num_gradients);
     }
-    return {merged.num_rows, Memory{std::move(merged.ids)}, Memory{std::move(merged.values)},
-            Memory{std::move(merged.counts)}};
+    shape[0] = merged.num_rows;
+    return {array_on(std::move(merged.ids), gq::DType::i64, false, {merged.num_rows}),
+            array_on(std::move(merged.values), bound_.spec.storage, bound_.complex, shape),
+            array_on(std::move(merged.counts), gq::DType::i64, false, {merged.num_rows})};
   }
 
   void consume(nb::handle blocks, nb::handle row_shape, std::int64_t num_gradients, nb::list results) const {

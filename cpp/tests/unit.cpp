@@ -269,6 +269,10 @@ void test_pool() {
   CHECK(!gq::pool_keeps || pool.stats().kept_bytes >= (std::size_t{5} << 20));
   pool.trim();
   CHECK(pool.stats().kept_bytes == 0);
+  { const gq::Buffer big(std::size_t{5} << 20), small(5000); }
+  CHECK(pool.trim(std::size_t{4} << 20) == (gq::pool_keeps ? std::size_t{5} << 20 : 0));
+  CHECK(pool.stats().kept_bytes == (gq::pool_keeps ? 5120 : 0));
+  pool.trim();
   pool.set_cap(1000);
   { const gq::Buffer big(5000); }
   CHECK(pool.stats().kept_bytes == 0);

@@ -19,9 +19,14 @@ class Memory:
 class TensorMemory:
     """The memory of a framework's tensor, by the buffer protocol."""
 
-def coo_memory(indices: object, values: object) -> tuple[TensorMemory, TensorMemory] | None:
+def coo_memory(indices: object, values: object, format: str) -> tuple[TensorMemory, TensorMemory] | None:
     """
-    Return the memory of ids `[1, n]`, as `[n]`, and of values `[n, *row]`; None unless both are contiguous in this machine's memory, of types that NumPy has, and their framework has DLPack's exchange interface in C.
+    Return the memory of ids `[1, n]`, as `[n]`, and of values `[n, *row]` of that format; None unless both are contiguous in this machine's memory, and their framework has DLPack's exchange interface in C.
+    """
+
+def coo_tensors(type: object, indices: object, values: object) -> tuple[object, object] | None:
+    """
+    Return ids `[n]`, as `[1, n]`, and values `[n, *row]` of floats as tensors of that type on their memory; None where that takes a closer look.
     """
 
 class SparseBlock:
@@ -49,7 +54,7 @@ class SparseReducer:
 
     def block(self, indices: object, values: object, weight: float, lend: bool, check_finite: bool) -> SparseBlock: ...
 
-    def plain_block(self, indices: object, values: object, row_shape: object, num_table_rows: int, weight: float, lend: bool, check_finite: bool) -> SparseBlock | None:
+    def plain_block(self, indices: object | None, values: object | None, row_shape: object, num_table_rows: int, weight: float, lend: bool, check_finite: bool) -> SparseBlock | None:
         """
         Return None for whatever `block` would refuse, and for anything else that needs a second look.
         """
@@ -64,7 +69,7 @@ class SparseReducer:
         Write ids and values to writable memory: the ids, then the values at the next multiple of 64 bytes.
         """
 
-    def merge(self, blocks: object, row_shape: object, num_gradients: int) -> tuple[int, Memory, Memory, Memory]: ...
+    def merge(self, blocks: object, row_shape: object, num_gradients: int) -> tuple[object, object, object]: ...
 
     def consume(self, blocks: object, row_shape: object, num_gradients: int, results: list) -> None:
         """
@@ -120,9 +125,9 @@ class DenseReducer:
 
     def distinct_bytes(self, blocks: object) -> int: ...
 
-def trim_memory() -> int:
+def trim_memory(from_bytes: int = 0) -> int:
     """
-    Give the memory kept for reuse back to the system; return how many bytes that were.
+    Give the memory kept for reuse back to the system, pieces from that size on; return how many bytes that were.
     """
 
 def set_memory_cap(cap_bytes: int) -> None:

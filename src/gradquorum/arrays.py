@@ -80,7 +80,17 @@ def as_contiguous(array: NDArray[Any], borrowed: bool) -> tuple[NDArray[Any], bo
 
 
 def _kind_rank(dtype: np.dtype[Any]) -> int | None:
-    return 2 if is_bfloat16(dtype) else _KIND_RANK.get(dtype.kind)
+    if dtype.kind != "V":
+        return _KIND_RANK.get(dtype.kind)
+    # What ml_dtypes adds: float8_e5m2, bfloat16, int4 and the like.
+    if dtype.name.startswith(("bfloat", "float")):
+        return 2
+    return 1 if _is_narrow_integer(dtype) else None
+
+
+def _is_narrow_integer(dtype: np.dtype[Any]) -> bool:
+    """Tell whether this is one of the integers of less than a byte, which ml_dtypes has and NumPy does not."""
+    return dtype.kind == "V" and dtype.name.startswith(("int", "uint"))
 
 
 def _cast_of(values: Any, dtype: np.dtype[Any]) -> str:
@@ -146,7 +156,7 @@ def as_index_vector(indices: Any) -> NDArray[np.int64]:
         return np.zeros(array.shape, np.int64)
     if array.dtype.kind == "f" and not is_array:  # NumPy's answer to a mixture of uint64 and others
         array = _integers(indices, array)
-    if array.dtype.kind not in "iu":
+    if array.dtype.kind not in "iu" and not _is_narrow_integer(array.dtype):
         raise InvalidDTypeError(f"indices: expected integers, got {array.dtype.name}")
     if array.dtype.kind == "u" and array.dtype.itemsize == 8:
         array = _cast(array, np.dtype(np.uint64))  # the caller's may change between check and use

@@ -32,16 +32,17 @@ def from_torch(what: str, tensor: Any) -> tuple[NDArray[Any], bool]:
     A tensor of another device is copied, once. So is a conjugate or a negative view, of which only a bit tells.
 
     Raises:
-        InvalidArgumentError: it is not dense, or has no numbers (meta and traced tensors).
+        InvalidArgumentError: it is not dense, or has no numbers (meta, traced and distributed tensors, and those whose
+            memory was freed).
         InvalidDTypeError: NumPy has no such dtype.
     """
     torch = sys.modules["torch"]
-    if tensor.layout is not torch.strided:
-        raise InvalidArgumentError(
-            f"{what}: expected a dense tensor, got one of layout {_word(tensor.layout)}; "
-            "give a sparse gradient to apply_indexed_slices_grad"
-        )
     try:
+        if tensor.layout is not torch.strided:
+            raise InvalidArgumentError(
+                f"{what}: expected a dense tensor, got one of layout {_word(tensor.layout)}; "
+                "give a sparse gradient to apply_indexed_slices_grad"
+            )
         here = tensor.is_cpu
         if not here:
             tensor = tensor.detach().cpu()
@@ -49,13 +50,19 @@ def from_torch(what: str, tensor: Any) -> tuple[NDArray[Any], bool]:
             import ml_dtypes
 
             bits: NDArray[Any] = tensor.detach().resolve_neg().view(torch.int16).numpy()
-            return bits.view(ml_dtypes.bfloat16), here
-        return tensor.numpy(force=True), here  # detaches, and resolves views
+            array = bits.view(ml_dtypes.bfloat16)
+        else:
+            array = tensor.numpy(force=True)  # detaches, and resolves views
+        if array.size and not tensor.data_ptr():  # NumPy has made memory up
+            raise RuntimeError("its memory was freed, or never made")
+        return array, here
+    except InvalidArgumentError:
+        raise
     except TypeError as error:
         raise InvalidDTypeError(f"{what}: expected a dtype that NumPy has, got {tensor.dtype}: {error}") from error
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:  # of PyTorch, or of the operations of a class of somebody else's
         raise InvalidArgumentError(
-            f"{what}: expected a tensor with numbers in memory, got one of {tensor.device}: {error}"
+            f"{what}: expected a tensor with numbers in memory, got {type(tensor).__name__}: {error}"
         ) from error
 
 
@@ -101,7 +108,8 @@ def _split_torch(what: str, tensor: Any) -> tuple[Any, Any, Any]:
         )
     if tensor.requires_grad:
         tensor = tensor.detach()
-    return tensor._indices()[0], tensor._values(), tuple(tensor.shape)
+    indices, _ = from_torch(f"{what}.indices", tensor._indices())
+    return indices[0], tensor._values(), tuple(tensor.shape)
 
 
 def _split_bcoo(what: str, matrix: Any) -> tuple[Any, Any, Any]:
@@ -112,11 +120,14 @@ def _split_bcoo(what: str, matrix: Any) -> tuple[Any, Any, Any]:
         )
     check_concrete(what, matrix.data)
     check_concrete(what, matrix.indices)
-    indices, values = np.asarray(matrix.indices)[:, 0], matrix.data
-    padding = indices == matrix.shape[0]  # JAX fills a BCOO up with rows right behind the last one
-    if padding.any():
-        kept = ~padding
-        indices, values = indices[kept], np.asarray(values)[kept]
+    try:
+        indices, values = np.asarray(matrix.indices)[:, 0], matrix.data
+        padding = indices == matrix.shape[0]  # JAX fills a BCOO up with rows right behind the last one
+        if padding.any():
+            kept = ~padding
+            indices, values = indices[kept], np.asarray(values)[kept]
+    except RuntimeError as error:  # deleted, or donated to a function
+        raise InvalidArgumentError(f"{what}: expected a matrix with numbers in memory, got BCOO: {error}") from error
     return indices, values, tuple(matrix.shape)
 
 

@@ -212,6 +212,22 @@ def test_dtypes_that_jax_narrows_are_refused_before_anything_is_taken(make):
         gqj.take_grad(acc, 1, timeout=0)
 
 
+@pytest.mark.parametrize(
+    ("ids", "rows", "words"),
+    [
+        ([1.5], [[1.0]], "ids: expected integers, got float32"),
+        ([True], [[1.0]], "ids: expected integers, got bool"),
+        ([[1]], [[1.0]], r"expected a vector and a row for each id, got shapes \(1, 1\)"),
+        ([1, 2], [[1.0]], r"got shapes \(2,\) and \(1, 1\)"),
+        ([1], 1.0, r"got shapes \(1,\) and \(\)"),
+    ],
+)
+def test_ids_and_rows_that_make_no_matrix_are_refused(ids, rows, words):
+    with pytest.raises(gq.InvalidArgumentError, match=words):
+        gqj.as_bcoo(jnp.asarray(ids), rows, 10)
+    assert gqj.as_bcoo([], jnp.zeros((0, 2)), 10).shape == (10, 2)
+
+
 def test_odd_arguments_are_refused_and_nothing_is_taken(make):
     acc = make.sparse("float32", None)
     group = make.group({"a": gq.SparseSpec("float32", (10, 2)), "b": gq.DenseSpec("float32", None)})
@@ -226,6 +242,7 @@ def test_odd_arguments_are_refused_and_nothing_is_taken(make):
         (lambda: jax.jit(lambda: gqj.take_grad(acc, 1))(), "size: expected a number of rows in a traced function"),
         (lambda: gqj.take_grad(group, 1, size={"c": 1}), r"a number for each of \['a'\]"),
         (lambda: gqj.take_grad(group, 1, size=5), "b: expected an accumulator that knows"),
+        (lambda: jax.jit(lambda copy: gqj.apply_grad(acc, (IDS, ROWS), copy=copy))(True), "expected True in a traced"),
         (lambda: gqj.take_grad("acc", 1), "got str"),
         (lambda: gqj.apply_grad("acc", (IDS, ROWS)), "got str"),
         (lambda: gqj.apply_grad(group, (IDS, ROWS)), "a group takes a mapping"),

@@ -1,5 +1,9 @@
 """Arrays and BCOO matrices of JAX wherever arrays go: what is accepted, and what is refused."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -34,11 +38,85 @@ def test_every_dtype_crosses(make, dtype):
     np.testing.assert_array_equal(result.values.astype(complex), [[3, 4], [6, 8]])
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int32", "uint32"])
+@pytest.mark.parametrize("dtype", ["int4", "uint4", "int8", "int32", "uint32"])
 def test_ids_of_every_integer_dtype_are_accepted(make, dtype):
     acc = make.sparse("float32", (10, 2))
     assert acc.apply_grad(jnp.asarray(IDS, dtype), jnp.asarray(ROWS))
     np.testing.assert_array_equal(taken(acc).indices, [1, 7])
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "bfloat16", "int4", "uint4", "bool"])
+def test_a_dense_gradient_of_a_narrower_dtype_is_converted(make, dtype):
+    dense = make.dense("float32", (3, 2))
+    narrow = jnp.asarray(ROWS).astype(dtype)
+    assert dense.apply_grad(narrow)
+    np.testing.assert_array_equal(taken(dense), narrow.astype(jnp.float32))
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16"])
+def test_a_dense_gradient_of_floats_is_no_gradient_of_integers(make, dtype):
+    dense = make.dense("int32", (3, 2), reduction_type="SUM")
+    with unchanged(dense), pytest.raises(gq.InvalidDTypeError, match="lose what kind of number"):
+        dense.apply_grad(jnp.asarray(ROWS).astype(dtype))
+
+
+def deleted(array):
+    array = jnp.asarray(array) + 0
+    array.delete()
+    return array
+
+
+def donated(array):
+    array = jnp.asarray(array) + 0
+    jax.jit(lambda array: array + 1, donate_argnums=0)(array)
+    return array
+
+
+@pytest.mark.parametrize("gone", [deleted, donated])
+def test_arrays_that_are_gone_are_refused(make, gone):
+    acc, dense = make.sparse("float32", (10, 2)), make.dense("float32", (3, 2))
+    for call in (
+        lambda: acc.apply_grad(IDS, gone(ROWS)),
+        lambda: acc.apply_grad(gone(IDS), ROWS),
+        lambda: acc.apply_indexed_slices_grad(sparse.BCOO((gone(ROWS), jnp.asarray(IDS)[:, None]), shape=(10, 2))),
+        lambda: acc.apply_indexed_slices_grad(sparse.BCOO((jnp.asarray(ROWS), gone(IDS[:, None])), shape=(10, 2))),
+        lambda: acc.apply_indexed_slices_grad(sparse.BCOO((gone(ROWS), jnp.array([[1], [10], [3]])), shape=(10, 2))),
+        lambda: dense.apply_grad(gone(ROWS)),
+    ):
+        with unchanged(acc), unchanged(dense), pytest.raises(gq.InvalidArgumentError, match="Array has been deleted"):
+            call()
+
+
+@only_local("arrays are lent within a process")
+def test_a_lent_array_that_is_deleted_or_donated_afterwards_is_still_right(make):
+    for _ in range(2):
+        acc, rows = make.sparse("float32", (10, 2)), jnp.asarray(ROWS) + 0
+        assert acc.apply_grad([1, 3, 7], rows, copy=False).lent
+        jax.block_until_ready(jax.jit(lambda rows: rows * 100, donate_argnums=0)(rows))
+        rows.delete()
+        np.testing.assert_array_equal(taken(acc).values, ROWS)
+
+
+SHARDED = """
+import jax, jax.numpy as jnp, numpy as np, gradquorum as gq, gradquorum.jax as gqj
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("x", "y"))
+rows = np.arange(1, 9, dtype=np.float32).reshape(4, 2)
+for spec in (PartitionSpec("x", "y"), PartitionSpec("x"), PartitionSpec(None, "y"), PartitionSpec()):
+    sharded, ids = jax.device_put(rows, NamedSharding(mesh, spec)), jnp.array([1, 3, 7, 9])
+    acc = gq.SparseConditionalAccumulator("float32", (10, 2))
+    assert acc.apply_grad([1, 3, 7, 9], sharded, copy=False)
+    assert gqj.apply_grad(acc, gqj.as_bcoo(ids, sharded, 10))
+    assert jax.jit(lambda rows: gqj.apply_grad(acc, (ids, rows)))(sharded)
+    jax.effects_barrier()
+    np.testing.assert_array_equal(acc.take_grad(3, timeout=0).values, rows)
+"""
+
+
+@only_local("what is sharded never reaches a target")
+def test_an_array_that_is_sharded_over_devices_is_taken_whole(make):
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", SHARDED], env={**os.environ, **flags}, check=True, timeout=120)
 
 
 @only_local("arrays are lent within a process")

@@ -187,6 +187,58 @@ def test_a_micro_batch_that_is_skipped_or_refused_decides_on_no_layout():
     assert weight.grad.is_sparse
 
 
+OTHERS = {
+    "dtype": lambda: torch.zeros(5, 2, dtype=torch.float16),
+    "rows": lambda: torch.zeros(7, 2),
+    "transposed": lambda: torch.zeros(2, 5),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_parameter_that_was_replaced_is_refused_and_nothing_is_lost(sparse, other):
+    weight = torch.nn.Parameter(torch.zeros(5, 2))
+    micro_batches = gqt.MicroBatchAccumulator([weight], 3)
+    weight.grad = torch.ones(5, 2).to_sparse(1) if sparse else torch.ones(5, 2)
+    micro_batches.step()
+    data, weight.data = weight.data, OTHERS[other]()
+    with pytest.raises(gq.InvalidArgumentError, match=r"params\[0\]: expected the shape \[5, 2\]"):
+        micro_batches.flush()
+    weight.grad = grad = torch.ones_like(weight).to_sparse(1) if sparse else torch.ones_like(weight)
+    with pytest.raises(gq.InvalidArgumentError, match=r"and the dtype torch.float32 that it had, got"):
+        micro_batches.step()
+    assert weight.grad is grad
+    weight.grad, weight.data = None, data
+    assert micro_batches.flush()
+    torch.testing.assert_close(weight.grad.to_dense(), torch.ones(5, 2))
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this PyTorch has no grad_dtype")
+@pytest.mark.parametrize("sparse", [False, True])
+def test_gradients_are_merged_in_the_dtype_that_their_parameter_says(sparse):
+    weight = torch.nn.Parameter(torch.zeros(5, 2, dtype=torch.bfloat16))
+    weight.grad_dtype = torch.float32
+    micro_batches = gqt.MicroBatchAccumulator([weight], 2)
+    one = torch.full((5, 2), 1 + 2.0**-20)  # of which bfloat16 would keep the 1
+    for _ in range(2):
+        weight.grad = one.to_sparse(1) if sparse else one.clone()
+        done = micro_batches.step()
+    assert done
+    assert torch.equal(weight.grad.to_dense(), one)
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this PyTorch has no grad_dtype")
+def test_a_gradient_of_another_dtype_is_refused_where_pytorch_takes_any():
+    weight = torch.nn.Parameter(torch.zeros(5, 2))
+    weight.grad_dtype = None
+    micro_batches = gqt.MicroBatchAccumulator([weight], 2)
+    weight.grad = grad = torch.ones(5, 2, dtype=torch.float64)
+    with pytest.raises(gq.InvalidDTypeError, match=r"torch\.float32, got torch\.float64"):
+        micro_batches.step()
+    assert weight.grad is grad
+    assert micro_batches.num_accumulated == 0
+
+
 @pytest.mark.parametrize("again", ["flush", "step"])
 def test_a_merge_that_fails_loses_nothing(again):
     weight = torch.nn.Parameter(torch.zeros(1))
@@ -241,6 +293,7 @@ LEAF = torch.nn.Parameter(torch.zeros(2))
         ([LEAF, None], 1, {}, r"params\[1\]: expected a parameter, got NoneType"),
         ([LEAF, LEAF], 1, {}, "got one twice"),
         ([LEAF * 2], 1, {}, "result of an operation"),
+        (torch.nn.LazyLinear(2).parameters(), 1, {}, r"params\[0\]: expected a parameter with a shape"),
         ([torch.zeros(2, dtype=torch.bool)], 1, {}, "dtype"),
         ([LEAF], 0, {}, "steps: expected 1 or more, got 0"),
         ([LEAF], 1.5, {}, "steps: expected an integer"),
@@ -251,7 +304,7 @@ LEAF = torch.nn.Parameter(torch.zeros(2))
         ([LEAF], 1, {"max_norm": True}, "max_norm"),
         ([LEAF], 1, {"max_norm": "1"}, "max_norm"),
     ],
-    ids=range(16),
+    ids=range(17),
 )
 def test_odd_arguments_are_refused(params, steps, options, words):
     with pytest.raises(gq.InvalidArgumentError, match=words):

@@ -162,6 +162,25 @@ def test_what_is_held_is_proportional_to_distinct_rows():
     assert micro_batches.flush()
 
 
+@pytest.mark.parametrize("steps", [2, 7, 8])
+def test_the_second_half_has_the_memory_of_the_first_and_the_bits_are_those_of_adding_one_by_one(steps):
+    rng = np.random.default_rng(3)
+    weight = torch.nn.Parameter(torch.empty(5000, 64))
+    micro_batches = gqt.MicroBatchAccumulator([weight], steps, reduction="SUM")
+    for _ in range(3):
+        total, half = np.zeros((5000, 64), np.float32), (steps + 1) // 2
+        for k in range(1, steps + 1):
+            ids, rows = rng.permutation(5000), rng.standard_normal((5000, 64), np.float32)
+            weight.grad = torch.sparse_coo_tensor(ids[None], torch.from_numpy(rows), (5000, 64), check_invariants=False)
+            done = micro_batches.step()
+            total[ids] += rows
+            if 1 < k == half:  # what is held is one merged block
+                assert round_of(micro_batches._group).budget.log_bytes < 1.2 * total.nbytes
+        assert done
+        np.testing.assert_array_equal(weight.grad.to_dense(), total)
+        weight.grad = None
+
+
 def test_rounds_are_of_this_process_also_after_connect(server):
     gq.connect(server.address)
     try:

@@ -44,6 +44,18 @@ def test_every_dtype_and_shape_goes_in_and_comes_out(make, dtype, shape):
     torch.sparse_coo_tensor(grad.indices(), grad.values(), grad.shape, check_invariants=True, is_coalesced=True)
 
 
+@pytest.mark.parametrize("shape", [None, (10, 2)])
+def test_of_a_sparse_parameter_its_gradient_is_meant(make, shape):
+    acc = make.sparse("float32", shape)
+    matrix = torch.sparse_coo_tensor([[7, 1]], torch.ones(2, 2), (10, 2), check_invariants=True).coalesce()
+    matrix.requires_grad_()
+    with unchanged(acc), pytest.raises(gq.InvalidArgumentError, match="got one without"):
+        gqt.apply_grad(acc, matrix)
+    torch.sparse.sum(matrix * 3).backward()
+    gqt.apply_grad(acc, matrix)
+    np.testing.assert_array_equal(acc.take_grad(1, timeout=0).values, [[3, 3], [3, 3]])
+
+
 def test_what_is_taken_may_be_written_to_and_a_round_without_rows_is_empty(make):
     acc = make.sparse("float32", None)
     acc.apply_grad([], np.empty((0, 2), np.float32))
@@ -264,6 +276,16 @@ def test_a_gradient_that_does_not_fit_is_refused_and_no_grad_changes(bad, words)
         gqt.assign_grads({"one": one, "two": two}, {"one": gradient(), "two": bad})
     assert one.grad is before[0]
     assert two.grad is before[1]
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this PyTorch has no grad_dtype")
+def test_a_gradient_has_the_dtype_that_its_parameter_says():
+    weight = torch.nn.Parameter(torch.zeros(10, 2, dtype=torch.bfloat16))
+    weight.grad_dtype = torch.float32
+    gqt.assign_grads(weight, gradient())
+    assert weight.grad.dtype is torch.float32
+    with pytest.raises(gq.InvalidDTypeError, match=r"torch\.float32, got torch\.bfloat16"):
+        gqt.assign_grads(weight, torch.zeros(10, 2, dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize(

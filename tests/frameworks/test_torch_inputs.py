@@ -52,6 +52,26 @@ def test_sparse_coo_gradient_without_rows_counts(make):
     assert taken(acc).values.shape == (0, 2)
 
 
+def test_sparse_coo_gradient_whose_ids_or_values_are_views_is_right(make):
+    views = {
+        "strided ids": (torch.tensor([[7, 0, 1, 0, 7, 0]])[:, ::2], rows()),
+        "transposed ids": (torch.tensor([[7], [1], [7]]).T, rows()),
+        "expanded ids": (torch.tensor([[7]]).expand(1, 3), rows()),
+        "strided values": (IDS[None], torch.repeat_interleave(rows(), 2, 0)[::2]),
+        "expanded values": (IDS[None], torch.tensor(2.0).expand(3, 2)),
+        "negative values": (IDS[None], torch.complex(rows(), rows()).conj().imag),
+        "values with a graph": (IDS[None], rows().requires_grad_() * 2),
+    }
+    for form, (ids, values) in views.items():
+        acc = make.sparse("float32", (10, 2), reduction_type="SUM")
+        gradient = torch.sparse_coo_tensor(ids, values, (10, 2), check_invariants=False)
+        assert acc.apply_indexed_slices_grad(gradient), form
+        expected = torch.zeros(10, 2).index_add(0, ids[0], values.detach())
+        result = taken(acc)
+        np.testing.assert_array_equal(result.values, expected[torch.from_numpy(result.indices)], err_msg=form)
+        assert not expected[[i for i in range(10) if i not in result.indices]].any(), form
+
+
 def test_sparse_coo_gradient_of_scalar_rows_is_accepted(make):
     acc = make.sparse("float32", (10,))
     assert acc.apply_indexed_slices_grad(torch.sparse_coo_tensor(IDS[None], torch.ones(3), (10,)))
@@ -194,7 +214,33 @@ def test_a_gradient_of_another_layout_is_refused_and_says_what_to_write(make, fo
         acc.apply_indexed_slices_grad(build())
 
 
+def freed(tensor):
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+class Opaque(torch.Tensor):
+    """A tensor without any operation."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        raise RuntimeError("no operation")
+
+
+def _fake():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return rows()
+
+
 VALUES = {
+    "freed": (lambda: freed(rows()), "its memory was freed"),
+    "freed bfloat16": (lambda: freed(rows("bfloat16")), "its memory was freed"),
+    "lazy": (lambda: torch.nn.parameter.UninitializedParameter(), "got UninitializedParameter"),
+    "fake": (_fake, "got FakeTensor"),
+    "opaque": (lambda: rows().as_subclass(Opaque), "got Opaque: no operation"),
+    "jagged": (lambda: torch.nested.nested_tensor(list(rows()), layout=torch.jagged), "layout jagged"),
     "meta": (lambda: torch.ones((3, 2), device="meta"), "numbers in memory"),
     "float8": (lambda: torch.ones(3, 2).to(torch.float8_e4m3fn), "float8_e4m3fn"),
     "sparse": (lambda: torch.eye(3, 2).to_sparse(1), "sparse_coo; give a sparse gradient"),
@@ -212,6 +258,15 @@ def test_values_that_cannot_be_read_are_refused(make, form):
     acc = make.sparse("float32", (10, 2))
     with unchanged(acc), pytest.raises(gq.InvalidArgumentError, match=words):
         acc.apply_grad(IDS, build())
+
+
+@pytest.mark.parametrize("part", ["_indices", "_values"])
+def test_a_sparse_gradient_whose_memory_was_freed_is_refused(make, part):
+    acc = make.sparse("float32", (10, 2))
+    gradient = torch.sparse_coo_tensor(IDS[None].clone(), rows(), (10, 2), check_invariants=False)
+    freed(getattr(gradient, part)())
+    with unchanged(acc), pytest.raises(gq.InvalidArgumentError, match="its memory was freed"):
+        acc.apply_indexed_slices_grad(gradient)
 
 
 @pytest.mark.parametrize("ids", [[3.0], [True], [1 + 0j]], ids=str)

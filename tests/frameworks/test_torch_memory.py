@@ -63,6 +63,40 @@ def test_a_gradient_of_another_dtype_or_size_is_refused_with_what_to_write(make)
             gqt.apply_grad(acc, wrong)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "complex128", "int64"])
+@pytest.mark.parametrize("row", [(), (2,), (2, 1, 3), (0,), (1,) * 12], ids=str)
+def test_a_tensor_that_is_taken_outlives_all_else_and_is_the_owners(make, dtype, row):
+    acc = make.sparse(dtype, (10, *row), reduction_type="SUM")
+    rows = torch.ones(2, *row).to(getattr(torch, dtype))
+    acc.apply_grad(torch.tensor([7, 1]), rows)
+    grad = gqt.take_grad(acc, 1, timeout=0)
+    values, indices = grad._values(), grad._indices()
+    acc.close()
+    del grad, acc
+    gc.collect()
+    assert indices.tolist() == [[1, 7]]
+    assert values.dtype is rows.dtype
+    values.mul_(3)
+    assert torch.equal(values, rows * 3)
+
+
+def test_a_round_without_rows_comes_out_as_a_tensor_without_rows(make):
+    acc = make.sparse("float32", (10, 2))
+    acc.apply_grad(np.empty(0, np.int64), np.empty((0, 2), np.float32))
+    grad = gqt.take_grad(acc, 1, timeout=0)
+    assert grad.shape == (10, 2)
+    assert grad.indices().shape == (1, 0)
+    assert grad.values().shape == (0, 2)
+
+
+def test_a_table_of_more_numbers_than_a_tensor_has_is_an_error_and_the_round_is_kept(make):
+    acc = make.sparse("float32", (2**62, 4))
+    acc.apply_grad([2**61], np.ones((1, 4), np.float32))
+    with pytest.raises(gq.InvalidArgumentError, match="as a tensor holds no more"):
+        gqt.take_grad(acc, 1, timeout=0)
+    assert acc.take_grad(1, timeout=0).indices.tolist() == [2**61]
+
+
 @pytest.mark.parametrize("timeout", [False, "", "1", -1, float("nan")])
 def test_a_take_with_a_timeout_that_cannot_be_is_refused(make, timeout):
     acc = make.sparse("float32", (10, 2))

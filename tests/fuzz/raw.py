@@ -55,15 +55,6 @@ class Made:
         """The dtype in which values cross the border."""
         return np.dtype(np.uint16) if self.dtype == BFLOAT16 else self.dtype
 
-    def arrays(self, merged, row):
-        """Return the arrays on the memory of a sparse merge: ids, values as they cross, counts."""
-        num_rows, indices, values, counts = merged
-        return (
-            np.ndarray(num_rows, np.int64, indices),
-            np.ndarray((num_rows, *row), self.wire, values),
-            np.ndarray(num_rows, np.int64, counts),
-        )
-
     def back(self, values):
         return values.view(BFLOAT16) if self.dtype == BFLOAT16 else values
 
@@ -149,7 +140,7 @@ def _merged_sparse(fuzz, rng, made, foreign):
         blocks.insert(int(rng.integers(len(blocks) + 1)), pick(rng, foreign))
         merged, error = fuzz.inside(made.native.merge, container(blocks), row, num_gradients)
         if error is None:
-            _well_formed(*made.arrays(merged, row), row)
+            _well_formed(*merged, row)
         return
     if one_in(rng, 10):
         merged, error = fuzz.inside(made.native.merge, *spoil(rng, [container(blocks), row, num_gradients]))
@@ -160,7 +151,6 @@ def _merged_sparse(fuzz, rng, made, foreign):
         check(not fits, "a right merge was refused: blocks, row, error", len(blocks), row, error)
         return
     check(fits, "rows of different widths were merged")
-    merged = made.arrays(merged, row)
     if sources:
         expected = made.reference.merge([twin for _, twin, _ in sources], row, num_gradients)
         for got, want in zip((merged[0], made.back(merged[1]), merged[2]), expected, strict=True):

@@ -8,7 +8,7 @@ import numpy as np
 
 from gradquorum import _native
 from tests.fuzz.boundary import check
-from tests.fuzz.hostile import ANYTHING, anything, pick
+from tests.fuzz.hostile import ANYTHING, anything, one_in, pick
 from tests.fuzz.raw import Made, spoil
 
 
@@ -78,7 +78,8 @@ def arguments(fuzz, rng):
             fuzz.inside(lambda who=strange: who.merge([block], (2,), 1) if hasattr(who, "merge") else None)
         memory = _bare(_native.TensorMemory)
         fuzz.inside(made.native.plain_block, memory, memory, (2,), 3, 1.0, False, False)
-    fuzz.inside(_native.coo_memory, anything(rng), anything(rng))
+    fuzz.inside(_native.coo_memory, anything(rng), anything(rng), "f" if one_in(rng, 2) else anything(rng))
+    fuzz.inside(_native.coo_tensors, np.ndarray if one_in(rng, 2) else anything(rng), anything(rng), anything(rng))
     fuzz.inside(pick(rng, [_native.set_memory_cap, _native.trim_memory]), anything(rng))
     fuzz.inside(_native.trim_memory)
     _native.set_memory_cap(pick(rng, [0, 100, 10_000, 512 << 20]))

@@ -53,6 +53,17 @@ def test_consumed_expect_the_blocks_to_have_given_back_what_the_result_takes():
     assert 0.7 * len(indices) < given_back < len(indices) + RANGE_ROWS
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the memory stays until the blocks are gone")
+def test_consumed_when_some_were_merged_before_expect_only_those_to_have_given_back_theirs():
+    reducer = NATIVE.sparse_reducer(SPEC)
+    blocks = blocks_of(reducer)
+    blocks = [reducer.compact(blocks[:3]), blocks[3]]
+    last = reducer.export_block(blocks[1]).rows
+    reducer.consume(blocks, (64,), 4, [])
+    assert (reducer.export_block(blocks[0]).rows == 0).all(axis=1).mean() > 0.9
+    np.testing.assert_array_equal(reducer.export_block(blocks[1]).rows, last)
+
+
 def test_consumed_when_values_are_lent_expect_them_untouched():
     reducer = NATIVE.sparse_reducer(SPEC)
     blocks = blocks_of(reducer, lend=True)

@@ -99,7 +99,7 @@ class Merger {
       const std::size_t r = range_of(i);
       gather(i, r, out);
       // No more than the result takes: pages given back have to be faulted in again by the next round.
-      const bool may_discard = options_.consume && partition_.rows_before(r) < out.num_rows;
+      const bool may_discard = options_.consume && (partition_.counted() || partition_.rows_before(r) < out.num_rows);
       if (may_discard && left_.as<std::atomic<std::size_t>>()[r].fetch_sub(1) == 1) partition_.discard(r);
     });
     return out;

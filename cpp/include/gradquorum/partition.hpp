@@ -84,10 +84,12 @@ class Partition {
     return list;
   }
 
-  /// Gives the values of a range back to the system: they have been read.
+  /// Gives the values of a range back to the system: they have been read. If there are merged blocks only theirs, which
+  /// are large, so that faulting them in again is cheap: the others' memory is of use as it is to the next round.
   void discard(std::size_t range) const noexcept {
     for (std::size_t b = 0; b < num_spans_; ++b) {
       const Span& span = spans()[b];
+      if (counted_ && span.counts32 == nullptr && span.counts64 == nullptr) continue;
       const std::size_t begin = num_ranges_ > 1 ? begins(range)[b] : 0;
       const std::size_t end = num_ranges_ > 1 && range + 1 < num_ranges_ ? begins(range + 1)[b] : span.count;
       const auto* const values = reinterpret_cast<const unsigned char*>(span.row & ~accumulated_tag);

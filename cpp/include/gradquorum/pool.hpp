@@ -92,14 +92,16 @@ class MemoryPool {
     to_system(dropped);
   }
 
-  /// Gives all kept memory back to the system; returns how many bytes that were.
-  std::size_t trim() noexcept {
+  /// Gives the kept pieces from a size on back to the system; returns how many bytes that were.
+  std::size_t trim(std::size_t from_bytes = 0) noexcept {
     Free* dropped = nullptr;
     std::size_t bytes = 0;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       bytes = kept_bytes_;
-      dropped = evict(0);
+      for (Free*& pieces : free_)  // Those of a class have one size.
+        while (pieces != nullptr && pieces->capacity >= from_bytes) unlink(pieces, dropped);
+      bytes -= kept_bytes_;
     }
     to_system(dropped);
     return bytes;
@@ -208,15 +210,18 @@ class MemoryPool {
       for (std::size_t i = 0; i < num_classes; ++i)
         if (free_[i] != nullptr && (oldest == num_classes || used_at_[i] < used_at_[oldest])) oldest = i;
       if (oldest == num_classes) break;
-      while (kept_bytes_ > keep && free_[oldest] != nullptr) {
-        Free* const piece = free_[oldest];
-        free_[oldest] = piece->next;
-        kept_bytes_ -= piece->capacity;
-        piece->next = dropped;
-        dropped = piece;
-      }
+      while (kept_bytes_ > keep && free_[oldest] != nullptr) unlink(free_[oldest], dropped);
     }
     return dropped;
+  }
+
+  /// Moves the first piece of a class to those that are dropped. With mutex_ held.
+  void unlink(Free*& pieces, Free*& dropped) noexcept {
+    Free* const piece = pieces;
+    pieces = piece->next;
+    kept_bytes_ -= piece->capacity;
+    piece->next = dropped;
+    dropped = piece;
   }
 
   /// Counts a piece as in use. With mutex_ held.

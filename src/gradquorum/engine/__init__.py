@@ -15,6 +15,7 @@ __all__ = [
     "ReducerSpec",
     "available_engines",
     "coo_memory",
+    "coo_tensors",
     "engine_name",
     "get_engine",
     "trim_memory",
@@ -41,6 +42,9 @@ engine_name: str = next(iter(_engines))
 coo_memory = _engines[engine_name].coo_memory
 """See `AbstractEngine.coo_memory`."""
 
+coo_tensors = _engines[engine_name].coo_tensors
+"""See `AbstractEngine.coo_tensors`."""
+
 TENSOR_MEMORY: tuple[type, ...] = _engines[engine_name].tensor_memory
 """The types of what it returns."""
 
@@ -64,9 +68,13 @@ def get_engine(name: str | None = None) -> AbstractEngine:
     return _engines[name]
 
 
-def trim_memory() -> int:
-    """Give the memory that engines keep for reuse back to the system, and return how many bytes that were."""
-    return sum(engine.trim_memory() for engine in _engines.values())
+def trim_memory(from_bytes: int = 0) -> int:
+    """Give the memory that engines keep for reuse back to the system, in pieces from that size on.
+
+    Returns:
+        How many bytes that were.
+    """
+    return sum(engine.trim_memory(from_bytes) for engine in _engines.values())
 
 
 def _warn_if_slow() -> None:

@@ -229,13 +229,21 @@ class AbstractEngine(ABC):
     @abstractmethod
     def dense_reducer(self, spec: ReducerSpec) -> AbstractDenseReducer: ...
 
-    def coo_memory(self, indices: Any, values: Any) -> tuple[Any, Any] | None:
+    def coo_memory(self, indices: Any, values: Any, format: str) -> tuple[Any, Any] | None:
         """Return the memory of a sparse tensor's ids `[1, n]`, as `[n]`, and values, for `plain_block`.
 
-        None where that takes a closer look. Both export their memory by the buffer protocol and keep the tensors alive.
+        None where that takes a closer look, as for values of another format (NumPy's character of a dtype). Both export
+        their memory by the buffer protocol and keep the tensors alive.
         """
         return None
 
-    def trim_memory(self) -> int:
-        """Give the memory kept for reuse back to the system, and return how many bytes that were."""
+    def coo_tensors(self, type: Any, indices: Any, values: Any) -> tuple[Any, Any] | None:
+        """Return what a reducer returned as tensors of a framework's type, ids as `[1, n]`, on the same memory.
+
+        None where that takes a closer look.
+        """
+        return None
+
+    def trim_memory(self, from_bytes: int = 0) -> int:
+        """Give the memory kept for reuse back to the system, in pieces from that size on; return how many bytes."""
         return 0

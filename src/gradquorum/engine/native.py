@@ -111,12 +111,12 @@ class _SparseReducer(_Door, AbstractSparseReducer):
     def merge(
         self, blocks: Sequence[Block], row_shape: tuple[int, ...], num_gradients: int
     ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]:
-        num_rows, indices, values, counts = self._merge(blocks, row_shape, num_gradients)
-        return (
-            ndarray((num_rows,), _INT64, indices),
-            ndarray((num_rows, *row_shape), self._dtype, values),
-            ndarray((num_rows,), _INT64, counts),
-        )
+        merged: tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]
+        merged = self._merge(blocks, row_shape, num_gradients)
+        if self._as_bits:
+            indices, values, counts = merged
+            return indices, values.view(self._dtype), counts
+        return merged
 
     def consume(
         self, blocks: Sequence[Block], row_shape: tuple[int, ...], num_gradients: int, kept: list[Any]
@@ -201,6 +201,7 @@ class NativeEngine(AbstractEngine):
     name = "native"
     tensor_memory = (_native.TensorMemory,)
     coo_memory = staticmethod(_native.coo_memory)  # without a method around it: here every call counts
+    coo_tensors = staticmethod(_native.coo_tensors)
 
     def sparse_reducer(self, spec: ReducerSpec) -> AbstractSparseReducer:
         return _SparseReducer(spec)
@@ -208,5 +209,5 @@ class NativeEngine(AbstractEngine):
     def dense_reducer(self, spec: ReducerSpec) -> AbstractDenseReducer:
         return _DenseReducer(spec)
 
-    def trim_memory(self) -> int:
-        return _native.trim_memory()
+    def trim_memory(self, from_bytes: int = 0) -> int:
+        return _native.trim_memory(from_bytes)

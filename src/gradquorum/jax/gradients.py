@@ -27,13 +27,24 @@ __all__ = ["apply_grad", "as_bcoo", "id_dtype", "narrowed", "pad_rows", "padding
 def as_bcoo(ids: Any, rows: Any, num_rows: int) -> Any:
     """Return ids `[n]` and rows `[n, *row]` as a BCOO matrix of `[num_rows, *row]`, as a gradient of a whole table.
 
+    Raises:
+        InvalidArgumentError: they are not as many rows as ids, or an id is no integer.
+
     Example:
         >>> import jax.numpy as jnp, gradquorum.jax as gqj
         >>> gqj.as_bcoo(jnp.array([7, 1]), jnp.ones((2, 3)), 10)
         BCOO(float32[10, 3], nse=2, n_dense=1)
     """
-    rows = jnp.asarray(rows)
-    return BCOO((rows, jnp.asarray(ids)[:, None]), shape=(num_rows, *rows.shape[1:]))
+    ids, rows = jnp.asarray(ids), jnp.asarray(rows)
+    if ids.ndim != 1 or rows.shape[:1] != ids.shape:
+        raise InvalidArgumentError(
+            f"ids and rows: expected a vector and a row for each id, got shapes {ids.shape} and {rows.shape}"
+        )
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        if ids.size:
+            raise InvalidDTypeError(f"ids: expected integers, got {ids.dtype}")
+        ids = jnp.zeros(0, id_dtype())  # of an empty list, which is float32
+    return BCOO((rows, ids[:, None]), shape=(num_rows, *rows.shape[1:]))
 
 
 def apply_grad(accumulator: Any, grad: Any, **options: Any) -> Any:
@@ -57,8 +68,8 @@ def apply_grad(accumulator: Any, grad: Any, **options: Any) -> Any:
             function was traced, JAX raises `jax.errors.JaxRuntimeError` with that text, once the result is awaited.
 
     Threads:
-        Any number. JAX does not order the callbacks of different threads among each other, nor run them on several
-        devices, nor under `vmap`.
+        Any number. JAX does not order the callbacks of different threads among each other, nor run them under `vmap`
+        or `grad`; in a `shard_map` each device offers its part.
 
     Example:
         >>> import jax, jax.numpy as jnp, gradquorum as gq, gradquorum.jax as gqj
@@ -76,9 +87,9 @@ def apply_grad(accumulator: Any, grad: Any, **options: Any) -> Any:
     """
     if not is_tracing((grad, options)):
         return _offer(accumulator, grad, options)
-    if not options.get("copy", True):
+    if isinstance(options.get("copy"), jax.core.Tracer) or not options.get("copy", True):
         raise InvalidArgumentError(
-            "copy=False: expected True in a traced function, whose memory is JAX's own; got False"
+            f"copy={options['copy']}: expected True in a traced function, whose memory is JAX's own"
         )
     traced = {name: value for name, value in options.items() if isinstance(value, jax.core.Tracer)}
 

@@ -28,6 +28,10 @@ __all__ = ["RoundHost", "make_reducers", "plainest"]
 _COMPACT_FROM_BYTES = 1 << 20
 _SPARSE_GROWTH = 2.5
 """A log is merged when it is that many times as large as its distinct rows."""
+_WORTHWHILE_GROWTH = 1.25
+"""As for `_SPARSE_GROWTH`, where it is merged to make room."""
+_LARGE_BYTES = 1 << 22
+"""Freed memory from here on is not kept where memory counts more than time: as huge pages it is cheap to get again."""
 
 
 class RoundHost:
@@ -87,10 +91,14 @@ class RoundHost:
     def hold_little(self, growth: float) -> None:
         """Merge the log when it is so many times as large as its distinct rows, and let memory count more than time.
 
-        Freed memory is not kept for reuse, and a take consumes the blocks of its round. To be called before any apply,
-        by whoever alone has the round, in one thread at a time, and never asks for its state.
+        Large pieces of freed memory are not kept for reuse, and a take consumes the blocks of its round. To be called
+        before any apply, by whoever alone has the round, in one thread at a time, and never asks for its state.
         """
         self._growth, self._holds_little = growth, True
+
+    def make_room(self) -> None:
+        """Merge the log now if that frees much of it, so that what comes has its memory."""
+        self._compact(_WORTHWHILE_GROWTH, _COMPACT_FROM_BYTES)
 
     # Applies
 
@@ -195,7 +203,7 @@ class RoundHost:
             if receipt is not None:
                 return receipt
             deadline = deadline or Deadline(terms.timeout)
-            if not self._compact(when_full=True):
+            if not self._compact(1.1, 0):
                 self.round.wait_for_room(handle, contribution.num_bytes, deadline)
 
     def _contribution(self, gradients: CheckedGradient, terms: Terms, lag: int = 0) -> Contribution:
@@ -259,18 +267,26 @@ class RoundHost:
         """Compact a large log, in the applier's own time."""
         self._compact()
 
-    def _compact(self, *, when_full: bool = False) -> bool:
-        """Merge the log's prefix while it is too large for its distinct rows; True if that freed memory."""
+    def _compact(self, growth: float | None = None, above_bytes: int | None = None) -> bool:
+        """Merge the log's prefix while it is too large for its distinct rows; True if that freed memory.
+
+        Args:
+            growth: what is too large; None for what it usually is, like the next one.
+            above_bytes: size of the log from which that is worth a look.
+        """
         if not self._compacts:
             return False
         freed = False
         while True:
-            prefix = self.round.begin_compaction(above_bytes=0 if when_full else self.round.compact_above_bytes)
+            above = self.round.compact_above_bytes if above_bytes is None else above_bytes
+            prefix = self.round.begin_compaction(above_bytes=above)
             if prefix is None:
                 return freed
+            if self._holds_little:
+                trim_memory(_LARGE_BYTES)  # such as the last result
             merged, line = None, 0.0
             try:
-                merged, line = self._merged_prefix(prefix, 1.1 if when_full else self._growth)
+                merged, line = self._merged_prefix(prefix, self._growth if growth is None else growth)
             except MemoryError:
                 line = 2.0 * self.round.budget.log_bytes  # the log still holds everything; try again later
             finally:
@@ -280,7 +296,7 @@ class RoundHost:
             freed = True
             if self._holds_little:
                 del prefix, merged
-                trim_memory()
+                trim_memory(_LARGE_BYTES)
 
     def _merged_prefix(self, prefix: Prefix, growth: float) -> tuple[Contribution | None, float]:
         contributions = prefix.contributions
@@ -348,6 +364,8 @@ class RoundHost:
         contributions = batch.contributions
         if self._by_worker:
             contributions = sorted(contributions, key=_worker_order)
+        if self._holds_little:
+            trim_memory(_LARGE_BYTES)
         try:
             members = []
             for i, form in enumerate(batch.forms):

@@ -121,6 +121,10 @@ class LocalTarget(AbstractTarget):
         """Let memory count more than time: see `RoundHost.hold_little`. To be called before any apply."""
         self._host.hold_little(growth)
 
+    def make_room(self) -> None:
+        """Merge what is held now if that frees much memory."""
+        self._host.make_room()
+
     # Applies
 
     def apply(self, gradients: CheckedGradient, terms: Terms) -> ApplyReceipt:

@@ -11,7 +11,31 @@ import torch
 
 from gradquorum.errors import InvalidArgumentError
 
-__all__ = ["check_max_norm", "check_parameters"]
+__all__ = ["check_forms", "check_max_norm", "check_parameters", "form_of", "gradient_dtype"]
+
+Form = tuple[tuple[int, ...], Any]
+"""Shape and dtype."""
+
+
+def gradient_dtype(parameter: Any) -> Any:
+    """Return the dtype that the `.grad` of a parameter has: its own, unless it says another one."""
+    return getattr(parameter, "grad_dtype", None) or parameter.dtype
+
+
+def form_of(parameter: Any) -> Form:
+    """Return what gradients of the parameter look like."""
+    return tuple(parameter.shape), gradient_dtype(parameter)
+
+
+def check_forms(parameters: list[Any], forms: list[Form]) -> None:
+    """Check that gradients of the parameters still look as they did."""
+    for i, (parameter, form) in enumerate(zip(parameters, forms, strict=True)):
+        got = form_of(parameter)
+        if got != form:
+            raise InvalidArgumentError(
+                f"params[{i}]: expected the shape {list(form[0])} and the dtype {form[1]} that it had, got "
+                f"{list(got[0])} and {got[1]}; flush() before that, and make a new MicroBatchAccumulator after it"
+            )
 
 
 def check_parameters(params: Any) -> list[Any]:
@@ -22,6 +46,11 @@ def check_parameters(params: Any) -> list[Any]:
     for i, parameter in enumerate(parameters):
         if not isinstance(parameter, torch.Tensor):
             raise InvalidArgumentError(f"params[{i}]: expected a parameter, got {type(parameter).__name__}")
+        if torch.nn.parameter.is_lazy(parameter):
+            raise InvalidArgumentError(
+                f"params[{i}]: expected a parameter with a shape, got one of a lazy module that has none yet; run the "
+                "model once first"
+            )
         if not parameter.is_leaf:
             raise InvalidArgumentError(
                 f"params[{i}]: expected a leaf, which has a .grad, got the result of an operation"

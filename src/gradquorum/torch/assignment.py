@@ -11,6 +11,7 @@ import torch
 
 from gradquorum.errors import GradQuorumError, InvalidArgumentError, InvalidDTypeError
 from gradquorum.indexed_slices import IndexedSlices, SparseGradient
+from gradquorum.torch.arguments import gradient_dtype
 from gradquorum.torch.gradients import as_sparse_tensor, as_tensor
 
 __all__ = ["assign_grads"]
@@ -106,8 +107,8 @@ def _grad_for(name: str, parameter: Any, gradient: Any) -> Any:
         )
     if tuple(tensor.shape) != size:
         raise InvalidArgumentError(f"{name}: expected a gradient of shape {list(size)}, got {list(tensor.shape)}")
-    if tensor.dtype is not parameter.dtype:
-        raise InvalidDTypeError(f"{name}: expected a gradient of {parameter.dtype}, got {tensor.dtype}")
+    if tensor.dtype is not gradient_dtype(parameter):
+        raise InvalidDTypeError(f"{name}: expected a gradient of {gradient_dtype(parameter)}, got {tensor.dtype}")
     return tensor.to(parameter.device)
 
 

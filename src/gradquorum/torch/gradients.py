@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gradquorum.accumulators import SparseConditionalAccumulator
 from gradquorum.arrays import MAX_INT64
 from gradquorum.dtypes import is_bfloat16
-from gradquorum.engine import coo_memory
+from gradquorum.engine import coo_memory, coo_tensors
 from gradquorum.errors import InvalidArgumentError
 from gradquorum.groups import AccumulatorGroup
 from gradquorum.handle import AbstractAccumulator
@@ -26,9 +26,9 @@ from gradquorum.workers import GroupWorker
 
 __all__ = ["apply_grad", "as_sparse_tensor", "as_tensor", "gradient_of", "take_grad"]
 
-_PLAIN = {np.dtype(name): getattr(torch, name) for name in ("float16", "float32", "float64")}
-"""The real dtypes that PyTorch and NumPy share."""
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
+_sparse_coo_tensor = torch.sparse_coo_tensor
+"""Looking them up in a module that has a `__getattr__` takes as long as calling a function."""
 
 
 def apply_grad(accumulator: Any, parameter_or_grad: Any, **options: Any) -> ApplyReceipt:
@@ -66,13 +66,15 @@ def apply_grad(accumulator: Any, parameter_or_grad: Any, **options: Any) -> Appl
     if (
         type(grad) is _Tensor
         and type(member) is SparseSpec
-        and grad.is_sparse
-        and grad.dtype is _PLAIN.get(member.dtype)
         and grad.shape == member.shape
+        and not grad.requires_grad  # as of a sparse parameter, whose gradient is another tensor
     ):
         # What the general way below would find, with fewer calls. The values of a sparse tensor carry no autograd, and
         # neither a conjugate nor a negative bit.
-        memory = coo_memory(grad._indices(), grad._values())
+        try:
+            memory = coo_memory(grad._indices(), grad._values(), member.dtype.char)
+        except RuntimeError:  # it is not sparse
+            memory = None
         if memory is not None:
             receipt = accumulator.apply_grad(*memory, **options)
             return receipt
@@ -189,10 +191,13 @@ def _only_tensor(spec: SparseSpec, merged: Merged) -> Any:
     """Return what a reducer returned for the only member, a sparse one."""
     indices, values, _ = member = merged.members[0]
     size: Any = spec.shape
-    if len(size) != values.ndim or None in size or spec.dtype.kind == "V" or math.prod(size) > MAX_INT64:
-        return _as_any_tensor("", spec, member, None)
-    indices, values = torch.from_numpy(indices[None]), torch.from_numpy(values)
-    return torch.sparse_coo_tensor(indices, values, size, is_coalesced=True, check_invariants=False)
+    tensors = coo_tensors(_Tensor, indices, values)
+    if tensors is not None and len(size) == values.ndim and None not in size:
+        try:
+            return _sparse_coo_tensor(*tensors, size, is_coalesced=True, check_invariants=False)
+        except RuntimeError:  # there can be no so large one
+            pass
+    return _as_any_tensor("", spec, member, None)
 
 
 def _as_any_tensor(name: str, spec: SparseSpec | DenseSpec, member: Any, device: Any) -> Any:

@@ -9,11 +9,11 @@ from typing import Any, Literal
 import torch
 
 from gradquorum.arrays import as_integer
-from gradquorum.errors import InvalidArgumentError
+from gradquorum.errors import InvalidArgumentError, InvalidDTypeError
 from gradquorum.groups import AccumulatorGroup, GroupGradient
 from gradquorum.specs import DenseSpec, SparseSpec
 from gradquorum.targets.local import LocalTarget
-from gradquorum.torch.arguments import check_max_norm, check_parameters
+from gradquorum.torch.arguments import check_forms, check_max_norm, check_parameters, form_of
 from gradquorum.torch.clipping import scale_down
 from gradquorum.torch.gradients import as_sparse_tensor, as_tensor
 from gradquorum.torch.handed_out import HandedOut
@@ -103,20 +103,21 @@ class MicroBatchAccumulator:
         max_norm: float | None = None,
     ) -> None:
         self._parameters = check_parameters(params)
+        self._forms = [form_of(parameter) for parameter in self._parameters]
         self._steps = as_integer("steps", steps)
         if self._steps < 1:
             raise InvalidArgumentError(f"steps: expected 1 or more, got {self._steps}")
         self._max_norm = check_max_norm(max_norm)
         # Which layout a gradient will have is known only when it comes, and may change. What is left out costs nothing.
         members: dict[str, SparseSpec | DenseSpec] = {}
-        for i, parameter in enumerate(self._parameters):
-            members[_dense(i)] = DenseSpec(parameter.dtype, None, reduction)
-            if parameter.ndim:
-                members[_sparse(i)] = SparseSpec(parameter.dtype, tuple(parameter.shape), reduction)
+        for i, (size, dtype) in enumerate(self._forms):
+            members[_dense(i)] = DenseSpec(dtype, None, reduction)
+            if size:
+                members[_sparse(i)] = SparseSpec(dtype, size, reduction)
         self._group = AccumulatorGroup(members, name="micro_batches", target="local", on_nonfinite=on_nonfinite)
-        target = self._group._target
-        assert isinstance(target, LocalTarget)
-        target.hold_little(GROWTH)
+        assert isinstance(self._group._target, LocalTarget)
+        self._target = self._group._target
+        self._target.hold_little(GROWTH)
         self._needs_one_layout = reduction == "MEAN"
         self._layouts: dict[int, str] = {}
         self._num_skipped = self._skipped_in_a_row = 0
@@ -159,11 +160,13 @@ class MicroBatchAccumulator:
 
         Raises:
             InvalidArgumentError: there is no gradient at all; or the merged one of before is still in a `.grad` (zero
-                them after the optimizer's step); or under ``on_nonfinite="raise"`` one is not finite. Nothing has
-                changed.
+                them after the optimizer's step); or a parameter has got another shape or dtype; or under
+                ``on_nonfinite="raise"`` a gradient is not finite. Nothing has changed.
+            InvalidDTypeError: a gradient has not the dtype of its parameter (its `grad_dtype`). Nothing has changed.
             ResourceExhaustedError: no memory. If it was the merge that failed, the micro-batch has been moved in, and
                 `flush()` tries again; else nothing has changed.
         """
+        check_forms(self._parameters, self._forms)
         gradients, layouts = self._collect()
         receipt = self._group.apply(gradients, local_step=None, weight=weight)
         for parameter in self._parameters:
@@ -172,6 +175,8 @@ class MicroBatchAccumulator:
         if receipt:
             self._layouts, self._skipped_in_a_row = layouts, 0
             self._members.update(gradients)
+            if receipt.num_accumulated == (self._steps + 1) // 2:
+                self._target.make_room()  # the second half has the memory of the first
         else:
             self._count_skipped()
         return self._is_due() and self.flush()
@@ -183,12 +188,13 @@ class MicroBatchAccumulator:
             Whether there was anything. If not, each `.grad` is as it was.
 
         Raises:
-            InvalidArgumentError: a `.grad` has a gradient that has not been moved in: call `step()` first. Nothing has
-                changed.
+            InvalidArgumentError: a `.grad` has a gradient that has not been moved in: call `step()` first; or a
+                parameter has got another shape or dtype. Nothing has changed.
             ResourceExhaustedError: no memory. Nothing is lost; call it again.
         """
         if self._taken is None and not self._group.num_undelivered and not self._group.num_accumulated():
             return False
+        check_forms(self._parameters, self._forms)
         grads = [(i, parameter.grad) for i, parameter in enumerate(self._parameters)]
         if any(grad is not None and not self._handed_out.is_zeroed(i, grad) for i, grad in grads):
             raise InvalidArgumentError(
@@ -231,6 +237,10 @@ class MicroBatchAccumulator:
                     f"params[{i}].grad: expected the gradient of a micro-batch, got the merged one again; "
                     "call optimizer.zero_grad() after optimizer.step()"
                 )
+            if grad.dtype is not self._forms[i][1]:
+                raise InvalidDTypeError(
+                    f"params[{i}].grad: expected a gradient of {self._forms[i][1]}, got {grad.dtype}"
+                )
             dense = grad.layout is torch.strided
             member = _dense(i) if dense else _sparse(i)
             if layouts.setdefault(i, member) != member and self._needs_one_layout:
@@ -245,7 +255,7 @@ class MicroBatchAccumulator:
 
     def _merged(self, i: int, taken: GroupGradient) -> Any:
         """Return the merged gradient of a parameter, or None."""
-        size = tuple(self._parameters[i].shape)
+        size, _ = self._forms[i]
         dense = taken[_dense(i)]
         sparse = taken[_sparse(i)] if size else None
         if sparse is not None and not len(sparse.indices) and _sparse(i) not in self._members:
