@@ -112,6 +112,7 @@ class Pipeline:
 
         Raises:
             InvalidArgumentError: the gradient cannot be right. Nothing has changed.
+            ResourceExhaustedError: there is no memory for a copy of it. Nothing has changed.
             ClosedError: the pipeline has been closed.
         """
         accumulator = self._accumulator

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from gradquorum.engine.parts import DenseParts, SparseParts
+from gradquorum.engine.splitting import parts_of
 from gradquorum.errors import UnavailableError
 from gradquorum.membership import Worker
 from gradquorum.specs import RoundSpec, SparseSpec
 from gradquorum.targets.ray.records import Entry, Failure, Key, OfferedContent, Plan, Void
-from gradquorum.targets.ray.splitting import dense_shard, shards_of
+from gradquorum.targets.ray.splitting import dense_shard
 
 __all__ = ["Lease", "RemoteBlock", "RemoteReducer", "Shards"]
 
@@ -194,7 +195,7 @@ class RemoteReducer:
 
 def _split(parts: SparseParts, shards: Shards) -> list[SparseParts]:
     """Return for each shard its part of the content of a block."""
-    owners = shards_of(parts.indices, len(shards.actors), shards.bounds)
+    owners = parts_of(parts.indices, len(shards.actors), shards.bounds)
     late = [None] * len(shards.actors) if parts.late is None else _split(parts.late, shards)
     each = []
     for shard in range(len(shards.actors)):

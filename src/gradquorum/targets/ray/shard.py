@@ -29,6 +29,7 @@ class Shard:
     def __init__(self, spec: RoundSpec, index: int, num_shards: int) -> None:
         self._specs = tuple(spec.members.values())
         self._index = index
+        self._dtypes = [member.dtype for member in self._specs]
         self._reducers = make_reducers(spec)
         self._is_mine = [
             isinstance(member, SparseSpec) or dense_shard(i, num_shards) == index
@@ -75,7 +76,7 @@ class Shard:
             return Void("a shard was restarted")
         if session in self._ended_sessions:
             return Failure(ClosedError("the process that offers this has ended"))
-        self._held.update(unpack_rows(rows, buffers))
+        self._held.update(unpack_rows(session, rows, buffers, self._dtypes))
         return None
 
     async def num_held(self) -> int:
