@@ -16,9 +16,29 @@ from gradquorum.engine.splitting import values_at
 from gradquorum.marks import Marks
 from gradquorum.receipts import ApplyReceipt, ApplyStatus
 from gradquorum.targets.interface import Terms
-from gradquorum.targets.ray.records import Failure, Judged, Key, Offer, OfferedContent, OfferedPart, Part, Rows
+from gradquorum.targets.ray.records import (
+    Entry,
+    Failure,
+    Judged,
+    Key,
+    Offer,
+    OfferedContent,
+    OfferedPart,
+    Part,
+    Plan,
+    Rows,
+)
 
-__all__ = ["pack_judged", "pack_offers", "pack_rows", "unpack_judged", "unpack_offers", "unpack_rows"]
+__all__ = [
+    "pack_judged",
+    "pack_offers",
+    "pack_plans",
+    "pack_rows",
+    "unpack_judged",
+    "unpack_offers",
+    "unpack_plans",
+    "unpack_rows",
+]
 
 _INT64 = np.dtype(np.int64)
 _STATUSES = tuple(ApplyStatus)
@@ -90,6 +110,17 @@ def unpack_judged(data: bytes) -> list[Judged | Failure]:
         receipt = ApplyReceipt(_STATUSES[code], step, lag, num_accumulated, first_status)
         answers.append(Judged(receipt, serial, settled, None if marks is None else Marks(*marks)))
     return answers
+
+
+def pack_plans(plans: Sequence[Plan]) -> bytes:
+    """Return plans as bytes."""
+    told = [(member, [tuple(entry) for entry in entries], *rest) for member, entries, *rest in plans]
+    return pickle.dumps(told, pickle.HIGHEST_PROTOCOL)
+
+
+def unpack_plans(data: bytes) -> list[Plan]:
+    """Return the plans that were packed."""
+    return [Plan(member, tuple([Entry(*one) for one in told]), *rest) for member, told, *rest in pickle.loads(data)]
 
 
 def pack_rows(items: Sequence[tuple[Key, Mapping[int, Part]]]) -> tuple[bytes, list[pickle.PickleBuffer]]:
