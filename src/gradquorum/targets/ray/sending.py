@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradquorum.engine import ReducerSpec, get_engine
+from gradquorum.engine.splitting import PackedRows, values_at
 from gradquorum.errors import UnavailableError, no_memory
 from gradquorum.receipts import ApplyReceipt
 from gradquorum.specs import RoundSpec, SparseSpec
@@ -22,6 +23,9 @@ from gradquorum.targets.ray.wire import pack_offers, pack_rows, unpack_judged
 from gradquorum.validation import CheckedDense, CheckedGradient, CheckedSparse
 
 __all__ = ["Prepared", "Sender"]
+
+_MAX_PLAIN_COPY = 1 << 20
+"""Bytes of a buffer that Ray copies as `memcpy` does (kMemcopyDefaultThreshold of its serialization)."""
 
 
 class Prepared(NamedTuple):
@@ -177,7 +181,7 @@ class Sender:
         if num_shards == 1 and len(values) and values.nbytes and not (keep and is_lent):
             return num_bytes, [(0, Part(len(indices), shape, (indices, *_buffers(values))))]
         split = self._split(indices, values, num_shards, self._client.bounds)
-        packed = [(shard, Part(rows.num_rows, shape, (rows.memory,))) for shard, rows in enumerate(split)]
+        packed = [(shard, Part(rows.num_rows, shape, _pieces(rows))) for shard, rows in enumerate(split)]
         return num_bytes, [(shard, part) for shard, part in packed if part.num_rows]
 
     def _merged(self, member: int, gradient: CheckedSparse) -> tuple[Any, Any]:
@@ -187,6 +191,14 @@ class Sender:
             return indices, values
         merged = merger.merge([merger.block(indices, values, lend=True)], gradient.row_shape, 1)
         return merged[:2]
+
+
+def _pieces(rows: PackedRows) -> tuple[Any, ...]:
+    """Return ids and values apart if together they are of those buffers that Ray copies by starting six threads."""
+    if len(rows.memory) <= _MAX_PLAIN_COPY:
+        return (rows.memory,)
+    memory = memoryview(rows.memory)
+    return memory[: values_at(rows.num_rows)], memory[values_at(rows.num_rows) :]
 
 
 def _buffers(values: NDArray[Any]) -> tuple[Any, ...]:
