@@ -92,7 +92,7 @@ def _measure(ray: Any, options: Options, report: Report) -> None:
         base, piped = medians["one NumPy actor"], medians["gradquorum, pipelined"]
         for name, found in rates.items():
             rows.append([case.name, name, cell(found), digits(medians[name] / base)])
-        report.data[case.name] = {"gradients_per_s": rates, "gradients_per_call": in_call, "bytes": _num_bytes(case)}
+        report.data[case.name] = {"gradients_per_s": rates, "gradients_per_call": in_call, **_sizes(case)}
         what = f"{case.name}, two workers on Ray, pipelined / one NumPy actor"
         report.floors.append(Floor(what, piped / base, LEAST[case.name]))
         what = f"{case.name}, two workers on Ray, two shards / one"
@@ -155,9 +155,13 @@ def _rates(
     return rates, NUM_WORKERS * count / statistics.mean(calls)
 
 
-def _num_bytes(case: Case) -> int:
-    ids, values = case.gradients()[0]
-    return ids.nbytes + values.nbytes
+def _sizes(case: Case) -> dict[str, int]:
+    """Return the bytes of one gradient, and of the distinct rows of those of all workers."""
+    gradients = case.gradients()
+    ids, values = gradients[0]
+    num_bytes = ids.nbytes + values.nbytes
+    distinct = np.unique(np.concatenate([ids for ids, _ in gradients]))
+    return {"bytes": num_bytes, "distinct_bytes": num_bytes * len(distinct) // len(ids)}
 
 
 def _commits(ray: Any, workers: list[Any], report: Report) -> None:

@@ -242,8 +242,11 @@ def test_costs_are_found_again_in_rates_that_follow_from_them():
     for name, num_bytes, in_call in (("32 kB", 34_816, 20.0), ("1 MB", 1_081_344, 6.0)):
         rates = {}
         for key, shards, each in (("waiting", 1, 1.0), ("pipelined", 1, in_call), ("two shards", 2, in_call)):
-            rates[f"gradquorum, {key}"] = [on_one_machine(Load(2, shards, num_bytes, 0.0), costs, cores, each)]
-        measured[name] = {"gradients_per_s": rates, "gradients_per_call": in_call, "bytes": num_bytes}
+            rates[f"gradquorum, {key}"] = [
+                on_one_machine(Load(2, shards, num_bytes, 0.0, 2 * num_bytes), costs, cores, each)
+            ]
+        sizes = {"bytes": num_bytes, "distinct_bytes": 2 * num_bytes}
+        measured[name] = {"gradients_per_s": rates, "gradients_per_call": in_call, **sizes}
     commits = on_one_machine(Load(2, 1, 0, 0.0), costs, cores, 30.0)
     measured["nothing"] = {"commits_per_s": [commits], "gradients_per_call": 30.0}
     for name, value in vars(fit(measured, cores)).items():
