@@ -100,6 +100,7 @@ class Pipeline:
         target = _on_ray(accumulator)
         from gradquorum.targets.ray.pipeline import SubmittingTarget, submitting
 
+        self._handle = target  # it closes when nobody refers to it
         self._target = SubmittingTarget(target._sender, target._client, number)
         self._accumulator = submitting(accumulator, self._target)
 
