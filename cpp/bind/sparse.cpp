@@ -7,6 +7,7 @@
 #include "common.hpp"
 #include "gradquorum/log.hpp"
 #include "gradquorum/packed.hpp"
+#include "gradquorum/split.hpp"
 
 namespace {
 
@@ -217,6 +218,30 @@ class SparseReducer {
   const BoundSpec bound_;  ///< What it does.
 };
 
+/// For each part of a gradient its number of rows and where they lie packed.
+nb::list split(nb::handle indices, nb::handle rows, std::size_t num_parts, nb::handle bounds) {
+  const ArrayIn ids = ids_arg(indices);
+  ArrayIn values;
+  if (!values.hold(rows)) throw nb::type_error("values: expected a contiguous array");
+  if (values.ndim() == 0 || values.dim(0) != ids.dim(0)) throw nb::value_error("values: not as many rows as ids");
+  if (num_parts == 0) throw nb::value_error("num_parts: expected at least 1");
+  std::optional<ArrayIn> firsts;
+  if (!bounds.is_none()) firsts.emplace(ids_arg(bounds));
+  if (firsts && firsts->dim(0) + 1 != num_parts) throw nb::value_error("bounds: expected one less than parts");
+  const gq::PartOf part_of = firsts ? gq::PartOf(static_cast<const std::int64_t*>(firsts->data()), num_parts - 1)
+                                    : gq::PartOf(num_parts);
+  const std::size_t n = ids.dim(0);
+  std::vector<gq::Part> parts;
+  {
+    const UnlockedFor unlocked(values.num_bytes());
+    parts = gq::split(part_of, static_cast<const std::int64_t*>(ids.data()),
+                      static_cast<const unsigned char*>(values.data()), n, n == 0 ? 0 : values.num_bytes() / n);
+  }
+  nb::list out;
+  for (gq::Part& part : parts) out.append(nb::make_tuple(part.num_rows, Memory{std::move(part.memory)}));
+  return out;
+}
+
 }  // namespace
 
 void bind_sparse(nb::module_& m) {
@@ -254,4 +279,6 @@ void bind_sparse(nb::module_& m) {
            nb::arg("counts").none(), nb::arg("weight"), nb::arg("num_gradients"),
            "Return a block of what `export_block` of this or another engine has returned.")
       .def("distinct_bytes", &SparseReducer::distinct_bytes, nb::arg("blocks"));
+  m.def("split", &split, nb::arg("indices"), nb::arg("values"), nb::arg("num_parts"), nb::arg("bounds").none(),
+        "Return for each part its number of rows, and memory in which they lie as `pack` writes them.");
 }

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "gradquorum/packed.hpp"
+#include "gradquorum/split.hpp"
 #include "model.hpp"
 
 namespace {
@@ -258,6 +259,38 @@ void test_packed() {
   }
 }
 
+void test_split() {
+  constexpr std::int64_t bounds[] = {-5, 40};
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    current_seed = seed;
+    Random random(seed);
+    const std::size_t num_rows = random.below(70);
+    const std::size_t row_bytes = random.below(20);
+    std::vector<std::int64_t> ids(num_rows);
+    for (std::int64_t& id : ids) id = static_cast<std::int64_t>(random.below(100)) - 50;
+    std::vector<unsigned char> values(num_rows * row_bytes);
+    for (unsigned char& byte : values) byte = static_cast<unsigned char>(random.below(256));
+    const gq::PartOf part_of = random.one_in(2) ? gq::PartOf(bounds, 2) : gq::PartOf(1 + random.below(4));
+    const std::vector<gq::Part> parts = gq::split(part_of, ids.data(), values.data(), num_rows, row_bytes);
+    CHECK(parts.size() == part_of.num_parts());
+    std::vector<std::size_t> seen(parts.size());
+    for (std::size_t i = 0; i < num_rows; ++i) {
+      const std::size_t number = part_of(ids[i]);
+      const gq::Part& part = parts[number];
+      const std::size_t row = seen[number]++;
+      CHECK(row < part.num_rows && part.memory.as<std::int64_t>()[row] == ids[i]);
+      const unsigned char* const at = part.memory.bytes() + gq::packed_values_at(part.num_rows) + row * row_bytes;
+      CHECK(std::equal(at, at + row_bytes, values.data() + i * row_bytes));
+    }
+    for (std::size_t number = 0; number < parts.size(); ++number) {
+      const gq::Part& part = parts[number];
+      CHECK(part.num_rows == seen[number]);
+      if (part.num_rows != 0)
+        CHECK(part.memory.size() == gq::packed_values_at(part.num_rows) + part.num_rows * row_bytes);
+    }
+  }
+}
+
 void test_pool() {
   gq::MemoryPool& pool = gq::MemoryPool::instance();
   CHECK(pool.stats().live_buffers == 0);
@@ -292,6 +325,7 @@ int main() {
   test_distinct_bytes();
   test_dense();
   test_packed();
+  test_split();
   test_pool();
   std::puts("unit: good");
 }

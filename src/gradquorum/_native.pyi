@@ -90,6 +90,11 @@ class SparseReducer:
 
     def distinct_bytes(self, blocks: object) -> int: ...
 
+def split(indices: object, values: object, num_parts: int, bounds: object | None) -> list:
+    """
+    Return for each part its number of rows, and memory in which they lie as `pack` writes them.
+    """
+
 class DenseBlock:
     """One dense gradient, or the running sum of several. Immutable."""
 

@@ -100,6 +100,7 @@ class Pipeline:
         target = _on_ray(accumulator)
         from gradquorum.targets.ray.pipeline import SubmittingTarget, submitting
 
+        self._handle = target  # it closes when nobody refers to it
         self._target = SubmittingTarget(target._sender, target._client, number)
         self._accumulator = submitting(accumulator, self._target)
 
@@ -112,6 +113,7 @@ class Pipeline:
 
         Raises:
             InvalidArgumentError: the gradient cannot be right. Nothing has changed.
+            ResourceExhaustedError: there is no memory for a copy of it. Nothing has changed.
             ClosedError: the pipeline has been closed.
         """
         accumulator = self._accumulator

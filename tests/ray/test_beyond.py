@@ -1,6 +1,8 @@
 """What only Ray has: pipelines, results that stay in parts, workers watched by their calls."""
 
+import gc
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -184,3 +186,16 @@ def test_round_that_was_decided_before_the_last_close_arrives_all_the_same(make,
     result = acc.take_grad(1) if form == "take" else acc.submit_take(1).result(TIMEOUT)
     assert_rows(result, [1], [1.0])
     assert discarded == [0]
+
+
+@pytest.mark.usefixtures("pooled")
+def test_pipeline_keeps_the_handle_of_an_accumulator_that_nobody_else_refers_to(make, name):
+    acc = make()
+    attached = gq.attach(name, "ray")
+    handle = weakref.ref(attached._target)
+    with gqr.Pipeline(attached) as pipeline:
+        del attached
+        gc.collect()
+        assert handle() is not None
+        assert pipeline.submit_apply([1], [[1.0]]).result(TIMEOUT)
+    assert acc.num_accumulated() == 1

@@ -7,7 +7,7 @@ import pytest
 
 import gradquorum as gq
 from gradquorum.targets.ray.ground import Ground
-from gradquorum.targets.ray.records import Rows
+from gradquorum.targets.ray.records import Part
 from gradquorum.targets.ray.wire import pack_rows
 from tests.support import Call, assert_rows, wait_for_waiters, wait_until
 
@@ -126,7 +126,7 @@ def test_process_that_dies_before_its_offer_leaves_nothing(ray_cluster, make, ac
     class Worker:
         def die_halfway(self, acc):
             client = acc._target._client
-            item = (client.token, client.new_number()), {0: Rows(np.array([1]), np.array([[1.0]]))}
+            item = (client.token, client.new_number()), {0: Part(1, (1,), (np.array([1]), np.array([1.0])))}
             packed = client.token, *pack_rows([item])
             ray_cluster.get([shard.put.remote(client.incarnation, *packed) for shard in client.shards])
 

@@ -10,6 +10,7 @@ import pytest
 
 from gradquorum.engine.interface import ReducerSpec
 from gradquorum.engine.reference import ReferenceEngine
+from gradquorum.engine.splitting import parts_of, values_at
 
 native_module = pytest.importorskip("gradquorum.engine.native", exc_type=ImportError)
 _native = native_module._native
@@ -384,3 +385,35 @@ def test_log_when_used_by_many_threads_expect_the_same_bits():
         thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
     assert not wrong
+
+
+@pytest.mark.parametrize("bounds", [None, (0, 40)], ids=["hash", "ranges"])
+@pytest.mark.parametrize("row", [(), (0,), (3,), (2, 8)])
+@pytest.mark.parametrize("dtype", ["float32", "complex128", BFLOAT16])
+def test_split_expect_the_bytes_of_the_reference_and_every_row_where_its_id_belongs(bounds, row, dtype):
+    rng = np.random.default_rng(7)
+    for count in (0, 1, 57):
+        ids = rng.integers(-10, 100, count)
+        values = rng.integers(-9, 9, (count, *row)).astype(dtype)
+        got, expected = (engine.split(ids, values, 3, bounds) for engine in (NATIVE, REFERENCE))
+        assert [part.num_rows for part in got] == [part.num_rows for part in expected]
+        assert [bytes(part.memory) for part in got] == [bytes(part.memory) for part in expected]
+        owners = parts_of(ids, 3, bounds)
+        for number, (num_rows, memory) in enumerate(got):
+            at = ids[owners == number].tobytes()
+            rows = values[owners == number].tobytes()
+            begin = values_at(num_rows)
+            assert (bytes(memory)[: len(at)], bytes(memory)[begin:]) == (at, rows)
+
+
+def test_split_of_what_does_not_fit_together_is_refused():
+    ids, values = np.arange(3), np.ones((3, 2))
+    for wrong in (
+        (ids[:2], values, 2, None),
+        (ids, values, 0, None),
+        (ids, values, 2, (1, 2)),
+        (ids, values[:, ::2], 2, None),
+        (ids.astype(float), values, 2, None),
+    ):
+        with pytest.raises((TypeError, ValueError)):
+            NATIVE.split(*wrong)

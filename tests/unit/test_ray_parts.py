@@ -7,6 +7,8 @@ import pytest
 
 import gradquorum as gq
 from benchmarks.simulate_ray import Costs, Load, bounds, check, fit, on_one_machine, simulate
+from gradquorum.engine import get_engine
+from gradquorum.engine.splitting import parts_of
 from gradquorum.marks import NO_MARKS
 from gradquorum.receipts import ApplyReceipt, ApplyStatus
 from gradquorum.records import Contribution
@@ -14,8 +16,9 @@ from gradquorum.targets.interface import Terms
 from gradquorum.targets.ray.ground import Ground
 from gradquorum.targets.ray.incarnations import Incarnations
 from gradquorum.targets.ray.losses import Losses
-from gradquorum.targets.ray.records import Judged, Resumed, Standing
-from gradquorum.targets.ray.splitting import join, shards_of, split
+from gradquorum.targets.ray.records import Judged, Part, Resumed, Standing
+from gradquorum.targets.ray.splitting import join
+from gradquorum.targets.ray.wire import pack_rows, unpack_rows
 
 
 @pytest.mark.parametrize("bounds", [None, (100, 5000)])
@@ -23,9 +26,9 @@ def test_join_of_a_split_gives_the_same_rows_in_arrays_of_its_own(bounds):
     rng = np.random.default_rng(0)
     ids = np.unique(rng.integers(0, 2**62, 1000) % 10**4)
     values = rng.normal(size=(len(ids), 3))
-    parts = split(ids, values, 3, bounds)
+    owners = parts_of(ids, 3, bounds)
     counts = ids % 7
-    results = [(part.indices, part.values, part.indices % 7) for part in parts]
+    results = [(ids[owners == part], values[owners == part], counts[owners == part]) for part in range(3)]
     joined = join(results, values.dtype)
     for got, expected in zip(joined, (ids, values, counts), strict=True):
         np.testing.assert_array_equal(got, expected)
@@ -34,13 +37,35 @@ def test_join_of_a_split_gives_the_same_rows_in_arrays_of_its_own(bounds):
 
 @pytest.mark.parametrize("stride", [1, 2, 64, 1024, 10**9])
 def test_hash_spreads_ids_of_any_stride_evenly(stride):
-    found = np.bincount(shards_of(np.arange(8000, dtype=np.int64) * stride, 4), minlength=4)
+    found = np.bincount(parts_of(np.arange(8000, dtype=np.int64) * stride, 4), minlength=4)
     assert found.min() > 1000, found
 
 
 def test_bounds_give_each_shard_its_range():
     ids = np.array([0, 9, 10, 49, 50, 2**62])
-    np.testing.assert_array_equal(shards_of(ids, 3, (10, 50)), [0, 0, 1, 1, 2, 2])
+    np.testing.assert_array_equal(parts_of(ids, 3, (10, 50)), [0, 0, 1, 1, 2, 2])
+
+
+ROWS = {
+    "packed": Part(3, (2,), (get_engine().split(np.arange(3), np.ones((3, 2)), 1, None)[0].memory,)),
+    "apart": Part(3, (2,), (np.arange(3), np.ones((3, 2)))),
+    "no columns": Part(3, (0,), (get_engine().split(np.arange(3), np.ones((3, 0)), 1, None)[0].memory,)),
+}
+
+
+def test_rows_arrive_as_they_were_packed():
+    dense = Part(None, (2, 2), (np.full((2, 2), 7.0),))
+    items = [((b"me", i), {0: part, 1: dense}) for i, part in enumerate(ROWS.values())]
+    items.append(((b"me", 9), {1: Part(None, (0, 4), ())}))
+    data, buffers = pack_rows(items)
+    got = unpack_rows(b"me", data, [buffer.raw() for buffer in buffers], [np.dtype(float)] * 2)
+    assert list(got) == [key for key, _ in items]
+    for (key, _), part in zip(items, ROWS.values(), strict=False):
+        np.testing.assert_array_equal(got[key][0].indices, np.arange(3))
+        np.testing.assert_array_equal(got[key][0].values, np.ones((3, *part.shape)))
+        assert got[key][1].indices is None
+        np.testing.assert_array_equal(got[key][1].values, np.full((2, 2), 7.0))
+    assert got[b"me", 9][1].values.shape == (0, 4)
 
 
 def judged(status=ApplyStatus.ACCEPTED, marks=None, serial=0, settled=0):
@@ -217,8 +242,11 @@ def test_costs_are_found_again_in_rates_that_follow_from_them():
     for name, num_bytes, in_call in (("32 kB", 34_816, 20.0), ("1 MB", 1_081_344, 6.0)):
         rates = {}
         for key, shards, each in (("waiting", 1, 1.0), ("pipelined", 1, in_call), ("two shards", 2, in_call)):
-            rates[f"gradquorum, {key}"] = [on_one_machine(Load(2, shards, num_bytes, 0.0), costs, cores, each)]
-        measured[name] = {"gradients_per_s": rates, "gradients_per_call": in_call, "bytes": num_bytes}
+            rates[f"gradquorum, {key}"] = [
+                on_one_machine(Load(2, shards, num_bytes, 0.0, 2 * num_bytes), costs, cores, each)
+            ]
+        sizes = {"bytes": num_bytes, "distinct_bytes": 2 * num_bytes}
+        measured[name] = {"gradients_per_s": rates, "gradients_per_call": in_call, **sizes}
     commits = on_one_machine(Load(2, 1, 0, 0.0), costs, cores, 30.0)
     measured["nothing"] = {"commits_per_s": [commits], "gradients_per_call": 30.0}
     for name, value in vars(fit(measured, cores)).items():

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from gradquorum.engine.parts import DenseParts, SparseParts
+from gradquorum.engine.splitting import PackedRows
 
 __all__ = ["AbstractDenseReducer", "AbstractEngine", "AbstractSparseReducer", "Block", "PlainBlock", "ReducerSpec"]
 
@@ -243,6 +244,22 @@ class AbstractEngine(ABC):
         None where that takes a closer look.
         """
         return None
+
+    @abstractmethod
+    def split(
+        self, indices: NDArray[np.int64], values: NDArray[Any], num_parts: int, bounds: tuple[int, ...] | None
+    ) -> list[PackedRows]:
+        """Split a gradient by its ids; each part is a copy, its rows in the order in which they are.
+
+        Args:
+            indices: int64 `[n]`, contiguous.
+            values: `[n, *row]`, contiguous, of any dtype.
+            num_parts: how many there are.
+            bounds: as for `parts_of`.
+
+        Raises:
+            MemoryError: there is no room.
+        """
 
     def trim_memory(self, from_bytes: int = 0) -> int:
         """Give the memory kept for reuse back to the system, in pieces from that size on; return how many bytes."""

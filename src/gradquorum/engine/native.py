@@ -22,6 +22,7 @@ from gradquorum.engine.interface import (
     ReducerSpec,
 )
 from gradquorum.engine.parts import DenseParts, SparseParts
+from gradquorum.engine.splitting import PackedRows
 
 __all__ = ["NativeEngine"]
 
@@ -208,6 +209,13 @@ class NativeEngine(AbstractEngine):
 
     def dense_reducer(self, spec: ReducerSpec) -> AbstractDenseReducer:
         return _DenseReducer(spec)
+
+    def split(
+        self, indices: NDArray[np.int64], values: NDArray[Any], num_parts: int, bounds: tuple[int, ...] | None
+    ) -> list[PackedRows]:
+        crossing = values.view(np.uint16) if is_bfloat16(values.dtype) else values
+        firsts = None if bounds is None else np.array(bounds, _INT64)
+        return [PackedRows(*part) for part in _native.split(indices, crossing, num_parts, firsts)]
 
     def trim_memory(self, from_bytes: int = 0) -> int:
         return _native.trim_memory(from_bytes)

@@ -22,6 +22,7 @@ from gradquorum.engine.interface import (
     ReducerSpec,
 )
 from gradquorum.engine.parts import DenseParts, SparseParts
+from gradquorum.engine.splitting import split
 
 __all__ = ["ReferenceEngine"]
 
@@ -220,6 +221,7 @@ class ReferenceEngine(AbstractEngine):
     """Makes reducers of plain NumPy."""
 
     name = "reference"
+    split = staticmethod(split)
 
     def sparse_reducer(self, spec: ReducerSpec) -> AbstractSparseReducer:
         return _SparseReducer(spec)

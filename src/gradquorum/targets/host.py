@@ -301,11 +301,11 @@ class RoundHost:
     def _merged_prefix(self, prefix: Prefix, growth: float) -> tuple[Contribution | None, float]:
         contributions = prefix.contributions
         logs = [[contribution.blocks[i] for contribution in contributions] for i in range(len(self._reducers))]
-        distinct = sum(reducer.distinct_bytes(log) for reducer, log in zip(self._reducers, logs, strict=True))
+        num_bytes = sum(contribution.num_bytes for contribution in contributions)
+        blocks, distinct = self._compacted(logs, num_bytes, growth)
         line = self._growth * distinct
-        if sum(contribution.num_bytes for contribution in contributions) <= growth * distinct:
+        if blocks is None:
             return None, line
-        blocks = tuple(compactor.compact(log) for compactor, log in zip(self._compactors, logs, strict=True))
         forms = tuple(
             next((c.forms[i] for c in contributions if c.forms[i] is not None), None)
             for i in range(len(self._reducers))
@@ -317,6 +317,18 @@ class RoundHost:
             num_gradients=sum(contribution.num_gradients for contribution in contributions),
         )
         return merged, line
+
+    def _compacted(
+        self, logs: Sequence[list[Any]], num_bytes: int, growth: float
+    ) -> tuple[tuple[Any, ...] | None, int]:
+        """Return for each member a block that can stand in the place of its log, and the bytes of all distinct rows.
+
+        No blocks if the logs, of so many bytes together, are not so many times as large as those.
+        """
+        distinct = sum(reducer.distinct_bytes(log) for reducer, log in zip(self._reducers, logs, strict=True))
+        if num_bytes <= growth * distinct:
+            return None, distinct
+        return tuple(compactor.compact(log) for compactor, log in zip(self._compactors, logs, strict=True)), distinct
 
     # Checkpoints
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from concurrent.futures import Executor
+from typing import Any
 
 from gradquorum.specs import RoundSpec
 from gradquorum.targets.host import RoundHost
-from gradquorum.targets.ray.planning import RemoteReducer, Shards
+from gradquorum.targets.ray.planning import RemoteReducer, Shards, compacted
 
 __all__ = ["RemoteHost"]
 
@@ -19,6 +21,7 @@ class RemoteHost(RoundHost):
 
     def __init__(self, spec: RoundSpec, shards: Shards, threads: Executor) -> None:
         super().__init__(spec, [RemoteReducer(spec, member, shards) for member in range(len(spec.members))])
+        self._shards = shards
         self._threads = threads
         self._is_compacting = False
         """Set without a lock: at worst a second thread finds nothing to do."""
@@ -27,6 +30,11 @@ class RemoteHost(RoundHost):
         if not self._is_compacting:
             self._is_compacting = True
             self._threads.submit(self._try_to_compact)
+
+    def _compacted(
+        self, logs: Sequence[list[Any]], num_bytes: int, growth: float
+    ) -> tuple[tuple[Any, ...] | None, int]:
+        return compacted(self._shards, self._reducers, logs, num_bytes, growth)
 
     def _try_to_compact(self) -> None:
         try:

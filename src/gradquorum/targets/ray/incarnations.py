@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -52,6 +52,10 @@ class Incarnations:
         self._beginning: asyncio.Future[None] | None = None
         self._watches: list[asyncio.Future[None]] = []
         self._told: set[asyncio.Future[Any]] = set()
+        self._unneeded: dict[int, list[Key]] = {}
+        """By shard: what it is to let go of when it has answered."""
+        self._freeing: set[int] = set()
+        """The shards that are being told of others."""
         self.reason = "the coordinator was restarted"
         """Why the incarnation before this one ended."""
         self._must_begin_again = False
@@ -274,24 +278,33 @@ class Incarnations:
         """Tell the shards which keys nobody refers to any more."""
         if self._beginning is None or not self._beginning.done() or self.is_lost:
             return
-        by_shard: dict[int, list[Key]] = {}
         freed = self.shards.freed
         while freed:
             key, shards = freed.popleft()
             for shard in shards:
-                by_shard.setdefault(shard, []).append(key)
-        for shard, keys in by_shard.items():
-            self._tell(self._actors[shard].free.remote(keys))
+                self._unneeded.setdefault(shard, []).append(key)
+        for shard in set(self._unneeded) - self._freeing:
+            self._freeing.add(shard)
+            self._tell(self._free(shard, self._actors[shard].free.remote(self._unneeded.pop(shard))))
+
+    async def _free(self, shard: int, call: Any) -> None:
+        """Wait until a shard has let go of some keys; what comes up meanwhile goes together."""
+        try:
+            await _ignored(call)
+            while keys := self._unneeded.pop(shard, None):
+                await _ignored(self._actors[shard].free.remote(keys))
+        finally:
+            self._freeing.discard(shard)
 
     def forget_session(self, token: bytes) -> None:
         """Have the shards let go of what a process that has ended had not offered."""
         kept = [key for key in self.shards.leases if key[0] == token]
         for actor in self._actors:
-            self._tell(actor.end_session.remote(token, kept))
+            self._tell(_ignored(actor.end_session.remote(token, kept)))
 
-    def _tell(self, call: Any) -> None:
+    def _tell(self, call: Coroutine[Any, Any, None]) -> None:
         """Let a call be made without waiting for it."""
-        told = asyncio.ensure_future(_ignored(call))
+        told = asyncio.ensure_future(call)
         self._told.add(told)
         told.add_done_callback(self._told.discard)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import copy
 import threading
 from collections import deque
 from typing import Any, NamedTuple
@@ -13,9 +12,9 @@ from gradquorum.errors import ClosedError, UnavailableError
 from gradquorum.receipts import ApplyReceipt
 from gradquorum.targets.interface import Terms
 from gradquorum.targets.ray.records import Void
-from gradquorum.targets.ray.sending import Sender
+from gradquorum.targets.ray.sending import Prepared, Sender
 from gradquorum.targets.ray.wire import unpack_judged
-from gradquorum.validation import CheckedGradient, CheckedSparse
+from gradquorum.validation import CheckedGradient
 
 __all__ = ["PendingApply", "SubmittingTarget", "submitting"]
 
@@ -31,8 +30,7 @@ class PendingApply(concurrent.futures.Future[ApplyReceipt]):
 
 
 class _Submitted(NamedTuple):
-    gradients: CheckedGradient
-    terms: Terms
+    prepared: Prepared
     thread: int
     future: PendingApply
 
@@ -59,7 +57,7 @@ class SubmittingTarget:
 
     def apply(self, gradients: CheckedGradient, terms: Terms) -> PendingApply:
         """Queue a gradient; wait only while there are too many."""
-        gradients = gradients if terms.lend else [_kept(gradient) for gradient in gradients]
+        prepared = self._sender.prepare(gradients, terms, keep=not terms.lend)  # in the time of who submits
         future = PendingApply()
         future.set_running_or_notify_cancel()
         with self._changed:
@@ -67,7 +65,7 @@ class SubmittingTarget:
             if self._closed:
                 raise ClosedError("this pipeline has been closed; make a new one to go on")
             self._num_in_flight += 1
-            self._waiting.append(_Submitted(gradients, terms, threading.get_ident(), future))
+            self._waiting.append(_Submitted(prepared, threading.get_ident(), future))
             self._changed.notify_all()
         return future
 
@@ -97,13 +95,14 @@ class SubmittingTarget:
     def _send(self, batch: list[_Submitted]) -> tuple[list[_Submitted], int, Any]:
         """Send gradients in one call; None in its place if that could not be done."""
         seen, call = self._client.incarnation, None
-        if any(self._client.losses.owes(one.terms.worker) for one in batch):
+        workers = [one.prepared.offer.terms.worker for one in batch]
+        if any(self._client.losses.owes(worker) for worker in workers):
             return batch, seen, None  # one after the other, they hear what is lost before anything newer counts
         with contextlib.suppress(Exception):  # one after the other they will be told apart
-            for one in batch:
-                if one.terms.worker is not None:
-                    self._client.join(one.terms.worker)
-            call = self._sender.send(seen, [self._sender.prepare(one.gradients, one.terms) for one in batch])
+            for worker in workers:
+                if worker is not None:
+                    self._client.join(worker)
+            call = self._sender.send(seen, [one.prepared for one in batch])
         return batch, seen, call
 
     def _finish(self, batch: list[_Submitted], seen: int, call: Any) -> None:
@@ -114,14 +113,15 @@ class SubmittingTarget:
                 answers = self._client.get(call)
                 answers = unpack_judged(answers) if type(answers) is bytes else answers
         for i, one in enumerate(batch):
+            terms = one.prepared.offer.terms
             try:
-                if answers is None and one.terms.sequence is None and call is not None:
+                if answers is None and terms.sequence is None and call is not None:
                     self._client.resume(seen)
                     raise _unknown()
                 if answers is None or type(answers) is Void:
-                    receipt = self._sender.apply(one.gradients, one.terms, one.thread)
+                    receipt = self._sender.insist(self._sender.renewed(one.prepared), one.thread)
                 else:
-                    receipt = self._sender.receipt(one.terms, answers[i], one.thread, seen)
+                    receipt = self._sender.receipt(terms, answers[i], one.thread, seen)
             except BaseException as error:
                 self._end(one.future.set_exception, error)
             else:
@@ -138,17 +138,8 @@ def _unknown() -> UnavailableError:
     return UnavailableError("a call was lost; whether the gradient counted is not known", outcome_known=False)
 
 
-def _kept(gradient: Any) -> Any:
-    """Return a gradient that does not change when its owner writes to its arrays."""
-    if not gradient.borrowed:
-        return gradient
-    if isinstance(gradient, CheckedSparse):
-        return gradient._replace(values=gradient.values.copy(), borrowed=False)
-    return gradient._replace(value=gradient.value.copy(), borrowed=False)
-
-
 def submitting(accumulator: Any, target: SubmittingTarget) -> Any:
     """Return an accumulator that applies without waiting; all else is the same."""
-    twin = copy.copy(accumulator)
-    twin._target = target
+    twin = object.__new__(type(accumulator))  # a copy would be another handle: it attaches to the round
+    twin.__dict__.update(accumulator.__dict__, _target=target)
     return twin

@@ -15,13 +15,15 @@ from typing import Any
 import numpy as np
 
 from gradquorum.engine.parts import DenseParts, SparseParts
+from gradquorum.engine.splitting import parts_of
 from gradquorum.errors import UnavailableError
 from gradquorum.membership import Worker
 from gradquorum.specs import RoundSpec, SparseSpec
 from gradquorum.targets.ray.records import Entry, Failure, Key, OfferedContent, Plan, Void
-from gradquorum.targets.ray.splitting import dense_shard, shards_of
+from gradquorum.targets.ray.splitting import dense_shard
+from gradquorum.targets.ray.wire import pack_plans
 
-__all__ = ["Lease", "RemoteBlock", "RemoteReducer", "Shards"]
+__all__ = ["Lease", "RemoteBlock", "RemoteReducer", "Shards", "compacted"]
 
 
 class Lease:
@@ -106,7 +108,12 @@ class Shards:
             UnavailableError: one has died, or has been restarted.
             GradQuorumError: what one of them answered.
         """
-        return self.answers([getattr(actor, method).remote(self.incarnation, *arguments) for actor in self.actors])
+        return self.call_some(self.everyone, method, *arguments)
+
+    def call_some(self, shards: Sequence[int], method: str, *arguments: Any) -> list[Any]:
+        """Do the same with some shards, by index."""
+        actors = [self.actors[shard] for shard in shards]
+        return self.answers([getattr(actor, method).remote(self.incarnation, *arguments) for actor in actors])
 
     def answers(self, calls: Sequence[Any]) -> list[Any]:
         """Wait for calls to shards; raises like `call`."""
@@ -152,27 +159,20 @@ class RemoteReducer:
         """Return what the shards have to merge, in order."""
         return Plan(self._member, tuple([block.entry for block in blocks]), shape, num_gradients)
 
-    def _log(self, blocks: Sequence[RemoteBlock]) -> Plan:
+    def log(self, blocks: Sequence[RemoteBlock]) -> Plan:
         """Return a plan for blocks whose row shape is theirs."""
         shape = next((block.row_shape for block in blocks if block.row_shape is not None), ())
         return self.merge(blocks, shape, len(blocks))
 
-    def compact(self, blocks: Sequence[RemoteBlock]) -> RemoteBlock:
-        """Have the shards merge a prefix of a log, and note where that is. Waits."""
-        key, plan = self._shards.new_key(), self._log(blocks)
-        lease = Lease(key, self._shards.everyone, self._shards.freed)
-        num_bytes = sum(num_bytes for (num_bytes,) in self._shards.call("compact", plan, key))
+    def compacted(self, blocks: Sequence[RemoteBlock], lease: Lease, num_bytes: int) -> RemoteBlock:
+        """Note where the shards hold what blocks come to, under the key of a lease."""
         offered = tuple(itertools.chain.from_iterable(block.offered for block in blocks))
         where = None if self._is_sparse else (self._home,)
-        return RemoteBlock(Entry(key, 1.0, where), num_bytes, lease, plan.shape, offered)
-
-    def distinct_bytes(self, blocks: Sequence[RemoteBlock]) -> int:
-        """Have the shards estimate the bytes of the distinct rows of a log. Waits."""
-        return sum(num_bytes for (num_bytes,) in self._shards.call("distinct_bytes", self._log(blocks)))
+        return RemoteBlock(Entry(lease.key, 1.0, where), num_bytes, lease, self.log(blocks).shape, offered)
 
     def export_block(self, block: RemoteBlock) -> SparseParts | DenseParts:
         """Fetch what a block holds. Waits."""
-        parts = [part for (part,) in self._shards.call("export", self._log([block]))]
+        parts = [part for (part,) in self._shards.call("export", self.log([block]))]
         found: SparseParts | DenseParts = _joined(parts) if self._is_sparse else parts[self._home]
         return found
 
@@ -192,9 +192,27 @@ class RemoteReducer:
         return RemoteBlock(Entry(key, parts.weight, where), num_bytes, lease, None)
 
 
+def compacted(
+    shards: Shards, reducers: Sequence[RemoteReducer], logs: Sequence[list[RemoteBlock]], num_bytes: int, growth: float
+) -> tuple[tuple[RemoteBlock, ...] | None, int]:
+    """Do what `RoundHost._compacted` does, in one call to all shards if they are of one mind. Waits."""
+    key = shards.new_key()
+    lease = Lease(key, shards.everyone, shards.freed)
+    plans = pack_plans([reducer.log(log) for reducer, log in zip(reducers, logs, strict=True)])
+    answers = dict(zip(shards.everyone, shards.call("compact", plans, key, growth), strict=True))
+    distinct = sum(distinct for distinct, _ in answers.values())
+    if num_bytes <= growth * distinct:
+        return None, distinct  # what some may hold is freed with the lease
+    others = [shard for shard, (_, sizes) in answers.items() if sizes is None]
+    answers |= zip(others, shards.call_some(others, "compact", plans, key, None), strict=True)
+    by_member = [sum(sizes) for sizes in zip(*[sizes for _, sizes in answers.values()], strict=True)]
+    blocks = zip(reducers, logs, by_member, strict=True)
+    return tuple([reducer.compacted(log, lease, size) for reducer, log, size in blocks]), distinct
+
+
 def _split(parts: SparseParts, shards: Shards) -> list[SparseParts]:
     """Return for each shard its part of the content of a block."""
-    owners = shards_of(parts.indices, len(shards.actors), shards.bounds)
+    owners = parts_of(parts.indices, len(shards.actors), shards.bounds)
     late = [None] * len(shards.actors) if parts.late is None else _split(parts.late, shards)
     each = []
     for shard in range(len(shards.actors)):

@@ -24,6 +24,7 @@ __all__ = [
     "Offer",
     "OfferedPart",
     "Opened",
+    "Part",
     "Plan",
     "Recorded",
     "Resumed",
@@ -43,6 +44,17 @@ class Rows(NamedTuple):
     """int64 `[n]`; None for a dense member."""
     values: Any
     """`[n, *row]`; dense: the whole array."""
+
+
+class Part(NamedTuple):
+    """What one shard is sent of one gradient for one member."""
+
+    num_rows: int | None
+    """None for a dense member."""
+    shape: tuple[int, ...]
+    """Of a row; dense: of the array."""
+    buffers: tuple[Any, ...]
+    """All export bytes. Sparse: `PackedRows.memory`, or the ids and the values; dense: the values. None of nothing."""
 
 
 class OfferedPart(NamedTuple):
@@ -113,7 +125,7 @@ class Opened(NamedTuple):
     shards: tuple[Any, ...]
     """Handles of the shard actors."""
     bounds: tuple[int, ...] | None
-    """As for `shards_of`."""
+    """As for `parts_of`."""
 
 
 class Judged(NamedTuple):

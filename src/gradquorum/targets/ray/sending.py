@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gradquorum.engine import ReducerSpec, get_engine
+from gradquorum.engine.splitting import PackedRows, values_at
 from gradquorum.errors import UnavailableError, no_memory
 from gradquorum.receipts import ApplyReceipt
 from gradquorum.specs import RoundSpec, SparseSpec
 from gradquorum.targets.host import make_reducers
 from gradquorum.targets.interface import Terms
 from gradquorum.targets.ray.client import Client
-from gradquorum.targets.ray.records import Failure, Judged, Offer, OfferedContent, OfferedPart, Rows, Void
-from gradquorum.targets.ray.splitting import dense_shard, split
+from gradquorum.targets.ray.records import Failure, Judged, Key, Offer, OfferedContent, OfferedPart, Part, Void
+from gradquorum.targets.ray.splitting import dense_shard
 from gradquorum.targets.ray.wire import pack_offers, pack_rows, unpack_judged
 from gradquorum.validation import CheckedDense, CheckedGradient, CheckedSparse
 
-__all__ = ["Sender"]
+__all__ = ["Prepared", "Sender"]
 
-Parts = dict[int, dict[int, Rows]]
-"""By shard and member."""
+_MAX_PLAIN_COPY = 1 << 20
+"""Bytes of a buffer that Ray copies as `memcpy` does (kMemcopyDefaultThreshold of its serialization)."""
+
+
+class Prepared(NamedTuple):
+    """One gradient, ready to be sent."""
+
+    offer: Offer
+    parts: Mapping[int, Mapping[int, Part]]
+    """By shard and member."""
 
 
 class Sender:
@@ -33,6 +45,7 @@ class Sender:
         self._members = tuple(spec.members.values())
         self._judges = make_reducers(spec) if spec.options.on_nonfinite != "keep" else None
         engine = get_engine(spec.options.engine)
+        self._split = engine.split
         self._mergers = [
             engine.sparse_reducer(ReducerSpec(reducer.dtype, reducer.dtype, "SUM", reducer.num_threads))
             # What is added up in a wider dtype must not be rounded on its way: the shard merges its repeats.
@@ -41,27 +54,25 @@ class Sender:
             for member, reducer in zip(self._members, spec.reducer_specs(), strict=True)
         ]
 
-    def apply(self, gradients: CheckedGradient, terms: Terms, thread: int | None = None) -> ApplyReceipt:
+    def apply(self, gradients: CheckedGradient, terms: Terms) -> ApplyReceipt:
         """Offer a gradient. Nothing is lent: the caller may write to its arrays at once.
 
         Args:
             gradients: checked, one part for each member.
             terms: that go with it.
-            thread: for which this is done; None for the one that calls.
 
         Raises:
             GradQuorumError: what a local apply raises.
             UnavailableError: the round was void: names what is lost of this worker, and this gradient has not counted,
                 unless `outcome_known` is False.
         """
+        return self.insist(self.prepare(gradients, terms), threading.get_ident())
+
+    def insist(self, prepared: Prepared, thread: int) -> ApplyReceipt:
+        """Offer a gradient that has not been offered yet, for a thread; raises like `apply`."""
         from ray.exceptions import RayError
 
-        client = self._client
-        try:
-            offer, parts = self.prepare(gradients, terms)
-        except MemoryError as error:
-            raise no_memory(error) from error
-        thread = thread or threading.get_ident()
+        client, terms = self._client, prepared.offer.terms
         while True:
             client.check()
             seen = client.incarnation  # before the look at losses: what its beginning cost must have been reported
@@ -69,7 +80,7 @@ class Sender:
             if terms.worker is not None:
                 client.join(terms.worker)
             try:
-                answer = client.get(self.send(seen, [(offer, parts)]))
+                answer = client.get(self.send(seen, [prepared]))
             except RayError as error:
                 client.resume(seen, error)
                 client.losses.report(client.reason, terms.worker, outcome_known=False)
@@ -82,7 +93,7 @@ class Sender:
                 if type(answer) is not Void:
                     return self.receipt(terms, unpack_judged(answer)[0], thread, seen)
                 client.resume(seen)
-            offer, parts = self.prepare(gradients, terms)  # a key is used once
+            prepared = self.renewed(prepared)
 
     def receipt(self, terms: Terms, judged: Judged | Failure, thread: int, seen: int) -> ApplyReceipt:
         """Return what the answer to an offer of an incarnation says, or raise it."""
@@ -91,7 +102,7 @@ class Sender:
         self._client.losses.note(terms, judged, thread, seen)
         return judged.receipt
 
-    def send(self, seen: int, prepared: Sequence[tuple[Offer, Parts]]) -> Any:
+    def send(self, seen: int, prepared: Sequence[Prepared]) -> Any:
         """Put the rows of gradients on their shards and offer them; return the call that brings the answers.
 
         Ray makes the offer when the shards have answered. What they are sent is copied before this returns.
@@ -99,35 +110,50 @@ class Sender:
         client = self._client
         held = []
         for shard, actor in enumerate(client.shards):
-            items = [(offer.key, parts[shard]) for offer, parts in prepared if shard in parts]
+            items = [(one.offer.key, one.parts[shard]) for one in prepared if shard in one.parts]
             if items:
                 held.append(actor.put.remote(seen, client.token, *pack_rows(items)))
-        offers = pack_offers([offer for offer, _ in prepared])
+        offers = pack_offers([one.offer for one in prepared])
         return client.coordinator.offer.remote(client.token, seen, self._number, offers, *held)
 
-    def prepare(self, gradients: CheckedGradient, terms: Terms) -> tuple[Offer, Parts]:
-        """Return a gradient as it is offered, and the rows of each shard."""
-        client = self._client
-        key = (client.token, client.new_number())
+    def prepare(self, gradients: CheckedGradient, terms: Terms, *, keep: bool = False) -> Prepared:
+        """Return a gradient as it is offered and sent; with `keep` none of that is the caller's memory.
+
+        Raises:
+            ResourceExhaustedError: there is no memory for it. Nothing has changed.
+        """
+        try:
+            return self._prepared(gradients, terms, keep)
+        except MemoryError as error:
+            raise no_memory(error) from error
+
+    def renewed(self, prepared: Prepared) -> Prepared:
+        """Return a gradient to be offered again: a key is used once."""
+        offer, key = prepared.offer, self._new_key()
+        told = tuple([part._replace(content=part.content._replace(key=key)) for part in offer.parts])
+        return prepared._replace(offer=offer._replace(key=key, parts=told))
+
+    def _new_key(self) -> Key:
+        return self._client.token, self._client.new_number()
+
+    def _prepared(self, gradients: CheckedGradient, terms: Terms, keep: bool) -> Prepared:
+        key = self._new_key()
         offered: tuple[tuple[int | str, int], ...] = ()
         if terms.worker is not None and terms.sequence is not None:
             offered = ((terms.worker, terms.sequence),)
-        parts: Parts = {}
+        parts: dict[int, dict[int, Part]] = {}
         told = []
         for member, gradient in enumerate(gradients):
-            num_bytes, finite = 0, True
-            rows: list[Rows | None] = []
+            num_bytes, finite, where = 0, True, []
             if gradient.late_error is None:
                 finite = self._is_finite(member, gradient)
-                rows = self._rows(member, gradient)
-            for shard, part in enumerate(rows):
-                if part is not None:
+                num_bytes, sent = self._parts(member, gradient, keep)
+                where = [shard for shard, _ in sent]
+                for shard, part in sent:
                     parts.setdefault(shard, {})[member] = part
-                    num_bytes += part.values.nbytes + (0 if part.indices is None else part.indices.nbytes)
-            where = tuple([shard for shard, part in enumerate(rows) if part is not None])
-            content = OfferedContent(key, where, num_bytes, finite, gradient.row_shape, offered)
+            content = OfferedContent(key, tuple(where), num_bytes, finite, gradient.row_shape, offered)
             told.append(OfferedPart(content, False, gradient.late_error, gradient.row_shape))
-        return Offer(key, tuple(parts), tuple(told), terms), parts
+        return Prepared(Offer(key, tuple(parts), tuple(told), terms), parts)
 
     def _is_finite(self, member: int, gradient: CheckedSparse | CheckedDense) -> bool:
         """Judge a gradient as it is after its repeats are merged, in the wide type."""
@@ -137,15 +163,26 @@ class Sender:
         finite: bool = self._judges[member].block(*values, lend=True, check_finite=True).finite
         return finite
 
-    def _rows(self, member: int, gradient: CheckedSparse | CheckedDense) -> list[Rows | None]:
-        """Return what each shard is to hold of a member; None where that is nothing."""
+    def _parts(
+        self, member: int, gradient: CheckedSparse | CheckedDense, keep: bool
+    ) -> tuple[int, list[tuple[int, Part]]]:
+        """Return the bytes of a member, and what is sent of it to the shards that hold any."""
         num_shards = len(self._client.shards)
-        if isinstance(gradient, CheckedSparse):
-            indices, values = self._merged(member, gradient)
-            return split(indices, values, num_shards, self._client.bounds)
-        home = dense_shard(member, num_shards)
-        there = Rows(None, gradient.value) if gradient.value is not None else None
-        return [there if shard == home else None for shard in range(num_shards)]
+        if not isinstance(gradient, CheckedSparse):
+            value = gradient.value
+            if value is None:
+                return 0, []
+            own = value.copy() if keep and gradient.borrowed else value
+            return value.nbytes, [(dense_shard(member, num_shards), Part(None, value.shape, _buffers(own)))]
+        indices, values = self._merged(member, gradient)
+        num_bytes, shape = indices.nbytes + values.nbytes, values.shape[1:]
+        values = np.ascontiguousarray(values)
+        is_lent = values is gradient.values and gradient.borrowed
+        if num_shards == 1 and len(values) and values.nbytes and not (keep and is_lent):
+            return num_bytes, [(0, Part(len(indices), shape, (indices, *_buffers(values))))]
+        split = self._split(indices, values, num_shards, self._client.bounds)
+        packed = [(shard, Part(rows.num_rows, shape, _pieces(rows))) for shard, rows in enumerate(split)]
+        return num_bytes, [(shard, part) for shard, part in packed if part.num_rows]
 
     def _merged(self, member: int, gradient: CheckedSparse) -> tuple[Any, Any]:
         """Return ids and values with the ids ascending and each once, where that loses nothing."""
@@ -154,3 +191,16 @@ class Sender:
             return indices, values
         merged = merger.merge([merger.block(indices, values, lend=True)], gradient.row_shape, 1)
         return merged[:2]
+
+
+def _pieces(rows: PackedRows) -> tuple[Any, ...]:
+    """Return ids and values apart if together they are of those buffers that Ray copies by starting six threads."""
+    if len(rows.memory) <= _MAX_PLAIN_COPY:
+        return (rows.memory,)
+    memory = memoryview(rows.memory)
+    return memory[: values_at(rows.num_rows)], memory[values_at(rows.num_rows) :]
+
+
+def _buffers(values: NDArray[Any]) -> tuple[Any, ...]:
+    """Return the bytes of an array, which need not be of a dtype that has a format; nothing of no elements."""
+    return (np.ascontiguousarray(values).reshape(-1).view(np.uint8),) if values.size else ()

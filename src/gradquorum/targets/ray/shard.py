@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,9 +14,11 @@ from gradquorum.specs import RoundSpec, SparseSpec
 from gradquorum.targets.host import make_reducers
 from gradquorum.targets.ray.records import Entry, Failure, Key, Plan, Recorded, Rows, Void
 from gradquorum.targets.ray.splitting import dense_shard
-from gradquorum.targets.ray.wire import unpack_rows
+from gradquorum.targets.ray.wire import unpack_plans, unpack_rows
 
 __all__ = ["Shard"]
+
+R = TypeVar("R")
 
 
 class Shard:
@@ -29,6 +31,7 @@ class Shard:
     def __init__(self, spec: RoundSpec, index: int, num_shards: int) -> None:
         self._specs = tuple(spec.members.values())
         self._index = index
+        self._dtypes = [member.dtype for member in self._specs]
         self._reducers = make_reducers(spec)
         self._is_mine = [
             isinstance(member, SparseSpec) or dense_shard(i, num_shards) == index
@@ -75,7 +78,7 @@ class Shard:
             return Void("a shard was restarted")
         if session in self._ended_sessions:
             return Failure(ClosedError("the process that offers this has ended"))
-        self._held.update(unpack_rows(rows, buffers))
+        self._held.update(unpack_rows(session, rows, buffers, self._dtypes))
         return None
 
     async def num_held(self) -> int:
@@ -105,42 +108,46 @@ class Shard:
         results = await self.merge(incarnation, plans)
         return (None, results) if isinstance(results, list) else (results, None)
 
-    async def compact(self, incarnation: int, plan: Plan, key: Key) -> Any:
-        """Hold under a new key what a prefix of a log comes to, and return the bytes that it takes."""
+    async def compact(self, incarnation: int, plans: bytes, key: Key, growth: float | None) -> Any:
+        """Hold under a new key what prefixes of the logs of all members come to, if that is worth it.
 
-        def compact(plan: Plan, blocks: list[Any]) -> Any:
-            return self._reducers[plan.member].compact(blocks) if self._is_mine[plan.member] else None
+        Args:
+            incarnation: of the coordinator.
+            plans: one for each member, packed.
+            key: new.
+            growth: it is worth it if the prefixes are so many times as large as their distinct rows; None: in any case.
 
-        compacted = await self._work(incarnation, [plan], compact)
+        Returns:
+            The bytes of the distinct rows, and for each member those of what is held now; None if it was not worth it.
+        """
+
+        def compact(logs: Iterator[tuple[Plan, list[Any]]]) -> tuple[int, list[Any] | None]:
+            here = [(self._reducers[plan.member], log if self._is_mine[plan.member] else []) for plan, log in logs]
+            distinct = sum(reducer.distinct_bytes(log) for reducer, log in here if log)
+            num_bytes = sum(block.num_bytes for _, log in here for block in log)
+            if growth is not None and 0 < num_bytes <= growth * distinct:
+                return distinct, None
+            return distinct, [reducer.compact(log) if log else None for reducer, log in here]
+
+        compacted = await self._work(incarnation, unpack_plans(plans), compact)
         if incarnation != self._incarnation:
             return Void("a shard was restarted")
-        if not isinstance(compacted, list):
+        if isinstance(compacted, (Failure, Void)):
             return compacted
-        (block,) = compacted
-        if block is None:
-            return [0]
-        self._held[key] = {plan.member: block}
-        return [block.num_bytes]
-
-    async def distinct_bytes(self, incarnation: int, plan: Plan) -> Any:
-        """Estimate the bytes of the distinct rows of a log."""
-
-        def estimate(plan: Plan, blocks: list[Any]) -> int:
-            if not self._is_mine[plan.member]:
-                return 0
-            num_bytes: int = self._reducers[plan.member].distinct_bytes(blocks)
-            return num_bytes
-
-        return await self._work(incarnation, [plan], estimate)
+        distinct, blocks = compacted
+        if blocks is None:
+            return distinct, None
+        self._held[key] = {member: block for member, block in enumerate(blocks) if block is not None}
+        return distinct, [0 if block is None else block.num_bytes for block in blocks]
 
     async def export(self, incarnation: int, plan: Plan) -> Any:
         """Return the content of the one block of a plan, None if it is not here."""
 
-        def export(plan: Plan, blocks: list[Any]) -> SparseParts | DenseParts | None:
-            if not self._is_mine[plan.member]:
-                return None
-            parts: SparseParts | DenseParts = self._reducers[plan.member].export_block(blocks[0])
-            return parts
+        def export(logs: Iterator[tuple[Plan, list[Any]]]) -> list[SparseParts | DenseParts | None]:
+            return [
+                self._reducers[plan.member].export_block(block) if self._is_mine[plan.member] else None
+                for plan, (block,) in logs
+            ]
 
         return await self._work(incarnation, [plan], export)
 
@@ -158,20 +165,19 @@ class Shard:
         return [block.num_bytes]
 
     async def _work(
-        self, incarnation: int, plans: Sequence[Plan], do: Callable[[Plan, list[Any]], Any]
-    ) -> list[Any] | Failure | Void:
+        self, incarnation: int, plans: Sequence[Plan], do: Callable[[Iterator[tuple[Plan, list[Any]]]], R]
+    ) -> R | Failure | Void:
         """Do something with the blocks of each plan in a thread: what they are made of is there until it is done."""
         if incarnation != self._incarnation:
             return Void("a shard was restarted")
         held = [[self._find(plan.member, entry) for entry in plan.entries] for plan in plans]
 
-        def work() -> list[Any] | Failure:
+        def work() -> R | Failure:
             try:
-                done = []
-                for plan, found in zip(plans, held, strict=True):
-                    blocks = [self._block(plan, *one) for one in zip(plan.entries, found, strict=True)]
-                    done.append(do(plan, blocks))
-                return done
+                return do(
+                    (plan, [self._block(plan, *one) for one in zip(plan.entries, found, strict=True)])
+                    for plan, found in zip(plans, held, strict=True)
+                )
             except (GradQuorumError, MemoryError) as error:
                 return _failure(error)
 
@@ -197,10 +203,13 @@ class Shard:
             return reducer.block(found.indices, found.values, weight=entry.weight, lend=True)
         return found
 
-    def _merge(self, plan: Plan, blocks: list[Any]) -> Any:
-        if not self._is_mine[plan.member]:
-            return None
-        return self._reducers[plan.member].merge(blocks, plan.shape, plan.num_gradients)
+    def _merge(self, logs: Iterator[tuple[Plan, list[Any]]]) -> list[Any]:
+        return [
+            self._reducers[plan.member].merge(blocks, plan.shape, plan.num_gradients)
+            if self._is_mine[plan.member]
+            else None
+            for plan, blocks in logs
+        ]
 
 
 def _failure(error: BaseException) -> Failure:

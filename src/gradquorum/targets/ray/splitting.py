@@ -1,4 +1,4 @@
-"""Which shard holds which rows, and how their results become one."""
+"""Which shard holds a dense member, and how the results of all shards become one."""
 
 from __future__ import annotations
 
@@ -8,49 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradquorum.targets.ray.records import Rows
-
-__all__ = ["dense_shard", "join", "own", "shards_of", "split"]
+__all__ = ["dense_shard", "join", "own"]
 
 _INT64 = np.dtype(np.int64)
-
-_MIX = np.uint64(0x9E3779B97F4A7C15)
-"""2**64 divided by the golden ratio (Knuth, The Art of Computer Programming 3, 6.4): spreads ids that follow each
-other, or that share a factor."""
-_HIGH = np.uint64(32)
-
-
-def shards_of(indices: NDArray[np.int64], num_shards: int, bounds: tuple[int, ...] | None = None) -> NDArray[np.intp]:
-    """Return for each id the shard that holds it.
-
-    Args:
-        indices: ids, `[n]`.
-        num_shards: how many there are.
-        bounds: the first id of each shard but the first, ascending; None to spread ids by their hash.
-    """
-    if bounds is not None:
-        return np.searchsorted(np.array(bounds, np.int64), indices, side="right")
-    hashed = (indices.view(np.uint64) * _MIX) >> _HIGH
-    return (hashed % np.uint64(num_shards)).astype(np.intp)
 
 
 def dense_shard(member: int, num_shards: int) -> int:
     """Return the shard that holds a dense member."""
     return member % num_shards
-
-
-def split(
-    indices: NDArray[np.int64], values: NDArray[Any], num_shards: int, bounds: tuple[int, ...] | None = None
-) -> list[Rows | None]:
-    """Return for each shard its rows of a gradient, in the order in which they are; None where there are none."""
-    if num_shards == 1:
-        return [Rows(indices, values) if len(indices) else None]
-    owners = shards_of(indices, num_shards, bounds)
-    parts: list[Rows | None] = []
-    for shard in range(num_shards):
-        at = np.flatnonzero(owners == shard)
-        parts.append(Rows(indices.take(at), values.take(at, axis=0)) if len(at) else None)
-    return parts
 
 
 def own(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -6,16 +6,41 @@ Ray would pickle each of their records by itself, through Python, which costs mo
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from gradquorum.engine.splitting import values_at
 from gradquorum.marks import Marks
 from gradquorum.receipts import ApplyReceipt, ApplyStatus
 from gradquorum.targets.interface import Terms
-from gradquorum.targets.ray.records import Failure, Judged, Key, Offer, OfferedContent, OfferedPart, Rows
+from gradquorum.targets.ray.records import (
+    Entry,
+    Failure,
+    Judged,
+    Key,
+    Offer,
+    OfferedContent,
+    OfferedPart,
+    Part,
+    Plan,
+    Rows,
+)
 
-__all__ = ["pack_judged", "pack_offers", "pack_rows", "unpack_judged", "unpack_offers", "unpack_rows"]
+__all__ = [
+    "pack_judged",
+    "pack_offers",
+    "pack_plans",
+    "pack_rows",
+    "unpack_judged",
+    "unpack_offers",
+    "unpack_plans",
+    "unpack_rows",
+]
 
+_INT64 = np.dtype(np.int64)
 _STATUSES = tuple(ApplyStatus)
 _CODES = {status: code for code, status in enumerate(_STATUSES)}
 
@@ -87,13 +112,51 @@ def unpack_judged(data: bytes) -> list[Judged | Failure]:
     return answers
 
 
-def pack_rows(items: Sequence[tuple[Key, dict[int, Rows]]]) -> tuple[bytes, list[pickle.PickleBuffer]]:
-    """Return rows as bytes and, apart from them and not copied, the buffers of their arrays."""
-    buffers: list[pickle.PickleBuffer] = []
-    return pickle.dumps(items, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append), buffers
+def pack_plans(plans: Sequence[Plan]) -> bytes:
+    """Return plans as bytes."""
+    told = [(member, [tuple(entry) for entry in entries], *rest) for member, entries, *rest in plans]
+    return pickle.dumps(told, pickle.HIGHEST_PROTOCOL)
 
 
-def unpack_rows(data: bytes, buffers: Sequence[Any]) -> list[tuple[Key, dict[int, Rows]]]:
-    """Return the rows that were packed: their arrays lie in the buffers."""
-    items: list[tuple[Key, dict[int, Rows]]] = pickle.loads(data, buffers=buffers)
-    return items
+def unpack_plans(data: bytes) -> list[Plan]:
+    """Return the plans that were packed."""
+    return [Plan(member, tuple([Entry(*one) for one in told]), *rest) for member, told, *rest in pickle.loads(data)]
+
+
+def pack_rows(items: Sequence[tuple[Key, Mapping[int, Part]]]) -> tuple[bytes, list[pickle.PickleBuffer]]:
+    """Return rows of one session as bytes and, apart from them and not copied, the buffers that they lie in."""
+    told, buffers = [], []
+    for (_, number), parts in items:
+        of_gradient = [(member, part.num_rows, part.shape, len(part.buffers)) for member, part in parts.items()]
+        told.append((number, of_gradient))
+        buffers += [pickle.PickleBuffer(buffer) for part in parts.values() for buffer in part.buffers]
+    return pickle.dumps(told, pickle.HIGHEST_PROTOCOL), buffers
+
+
+def unpack_rows(
+    session: bytes, data: bytes, buffers: Sequence[Any], dtypes: Sequence[np.dtype[Any]]
+) -> dict[Key, dict[int, Rows]]:
+    """Return the rows that a session has packed, by key and member: their arrays lie in the buffers.
+
+    `dtypes` are those of the members.
+    """
+    unpacked, rest = {}, iter(buffers)
+    for number, of_gradient in pickle.loads(data):
+        unpacked[session, number] = {
+            member: _rows(num_rows, shape, [next(rest) for _ in range(num_buffers)], dtypes[member])
+            for member, num_rows, shape, num_buffers in of_gradient
+        }
+    return unpacked
+
+
+def _rows(num_rows: int | None, shape: tuple[int, ...], buffers: Sequence[Any], dtype: np.dtype[Any]) -> Rows:
+    if num_rows is None:
+        return Rows(None, _array(shape, dtype, *buffers))
+    indices = _array((num_rows,), _INT64, buffers[0])
+    begin = values_at(num_rows) if len(buffers) == 1 else 0
+    return Rows(indices, _array((num_rows, *shape), dtype, buffers[-1], begin))
+
+
+def _array(shape: tuple[int, ...], dtype: np.dtype[Any], buffer: Any = None, begin: int = 0) -> NDArray[Any]:
+    """Return an array that lies in a buffer, from so many bytes on; one of no elements lies nowhere."""
+    return np.empty(shape, dtype) if 0 in shape else np.ndarray(shape, dtype, buffer, begin)
