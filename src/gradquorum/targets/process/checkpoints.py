@@ -35,6 +35,7 @@ class Checkpoints:
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = os.path.abspath(os.fsdecode(directory))
+        self._pid = os.getpid()
         try:
             import safetensors  # noqa: F401 - better now than when there is something to save
         except ImportError as error:
@@ -87,6 +88,8 @@ class Checkpoints:
 
     def close(self) -> None:
         """Let another server have the folder. In a forked child, which shares the lock, that changes nothing."""
+        if os.getpid() == self._pid:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a child forked a moment ago may still have the descriptor, too
         os.close(self._lock)
 
 
