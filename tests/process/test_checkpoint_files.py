@@ -107,6 +107,8 @@ def test_forked_child_of_a_server_that_was_being_made_does_not_hold_the_folder(f
 def test_folder_is_free_when_its_server_is_closed_although_a_child_has_not_closed_the_lock_yet(folder):
     kept = checkpoints.Checkpoints(folder)
     of_child = os.dup(kept._lock)
+    with pytest.raises(gq.InvalidArgumentError, match="a living one uses"):
+        checkpoints.Checkpoints(folder)
     kept.close()
     checkpoints.Checkpoints(folder).close()
     os.close(of_child)

@@ -129,7 +129,7 @@ class AbstractSparseReducer(ABC):
 
         The dtype must be that of the sums, too.
         """
-        raise NotImplementedError
+        raise NotImplementedError("an engine whose plain_block returns blocks packs them, too")
 
     def packed_block(
         self,

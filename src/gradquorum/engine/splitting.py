@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PackedRows", "parts_of", "split", "values_at"]
+__all__ = ["ALIGNMENT", "PackedRows", "parts_of", "split", "values_at"]
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 """2**64 divided by the golden ratio (Knuth, The Art of Computer Programming 3, 6.4): spreads ids that follow each
 other, or that share a factor."""
 _HIGH = np.uint64(32)
-_ALIGNMENT = 64
+ALIGNMENT = 64
+"""Bytes: arrays that lie behind each other begin at multiples of it, as in `packed.hpp`."""
 _INT64 = np.dtype(np.int64)
 
 
@@ -27,7 +28,7 @@ class PackedRows(NamedTuple):
 
 def values_at(num_rows: int) -> int:
     """Return at which byte the values of so many packed rows begin."""
-    return -(-num_rows * _INT64.itemsize // _ALIGNMENT) * _ALIGNMENT
+    return -(-num_rows * _INT64.itemsize // ALIGNMENT) * ALIGNMENT
 
 
 def parts_of(indices: NDArray[np.int64], num_parts: int, bounds: tuple[int, ...] | None = None) -> NDArray[np.intp]:

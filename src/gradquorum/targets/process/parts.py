@@ -1,7 +1,8 @@
 """How the arrays of gradients and results lie in memory: one after the other, each aligned, in an order both know.
 
 A gradient has for each sparse member its ids and its values, for each dense one its values. A result has besides,
-for each sparse member, its counts. Nothing but the sizes travels; each side computes the rest.
+for each sparse member, its counts. Nothing but the sizes travels; each side computes the rest. The gradient of one
+sparse member lies as `AbstractSparseReducer.pack` writes it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradquorum.engine.splitting import ALIGNMENT
 from gradquorum.specs import DenseSpec, SparseSpec
 from gradquorum.targets.process.messages import Part, from_text, to_text
 from gradquorum.validation import CheckedGradient, CheckedSparse
@@ -27,8 +29,6 @@ __all__ = [
     "write",
 ]
 
-_ALIGNMENT = 64
-"""As in `packed.hpp`: what `AbstractSparseReducer.pack` writes is the gradient of one sparse member."""
 LEND_FROM_BYTES = 1 << 17
 """Smaller gradients are copied: a block costs descriptors and pages, and is free again at once."""
 _INT64 = np.dtype(np.int64)
@@ -60,7 +60,7 @@ def arrays_of(
         else:
             forms = (((rows,), _INT64), ((rows, *shape), spec.dtype))
         for form, dtype in forms:
-            start = -(-end // _ALIGNMENT) * _ALIGNMENT
+            start = -(-end // ALIGNMENT) * ALIGNMENT
             end = start + math.prod(form) * dtype.itemsize  # Python's integers do not overflow
             if end > room:
                 raise ValueError("the arrays do not fit into their memory")
@@ -72,7 +72,7 @@ def _num_bytes(arrays: Iterable[NDArray[Any]]) -> int:
     """Return the bytes that arrays take."""
     end = 0
     for array in arrays:
-        end = -(-end // _ALIGNMENT) * _ALIGNMENT + array.nbytes
+        end = -(-end // ALIGNMENT) * ALIGNMENT + array.nbytes
     return end
 
 
@@ -80,7 +80,7 @@ def write(memory: Any, arrays: Iterable[NDArray[Any]]) -> None:
     """Write arrays to memory that has room for them."""
     end = 0
     for array in arrays:
-        start = -(-end // _ALIGNMENT) * _ALIGNMENT
+        start = -(-end // ALIGNMENT) * ALIGNMENT
         end = start + array.nbytes
         np.ndarray(array.shape, array.dtype, memory, start)[...] = array
 
