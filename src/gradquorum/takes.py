@@ -27,7 +27,7 @@ from gradquorum.membership import Membership, Worker
 from gradquorum.publication import Publication
 from gradquorum.records import Batch, Contribution, Forms, Prefix, either
 from gradquorum.staleness import STRICT, AbstractStaleness
-from gradquorum.waiters import Handle, Ticket, leave_line, may_wait
+from gradquorum.waiters import Handle, RLock, Ticket, leave_line, may_wait
 
 __all__ = ["MAX_STEP", "Takes"]
 
@@ -88,7 +88,7 @@ class Takes:
         compact_from_bytes: int = 0,
         staleness: AbstractStaleness = STRICT,
     ) -> None:
-        self._lock = threading.RLock()
+        self._lock: RLock = threading.RLock()
         self._version = 0
         """Counts the commits."""
         self._no_forms: Forms = (None,) * num_members
@@ -234,6 +234,11 @@ class Takes:
             del self._in_flight[ticket]
             if self._is_bounded:
                 self.budget.look_again()
+
+    @property
+    def is_entered(self) -> bool:
+        """Whether this thread is in a call on this round, which a signal handler or finalizer has interrupted."""
+        return bool(self._lock._is_owned())
 
     def may_wait(self) -> None:
         """Refuse to wait in a signal handler that interrupted a call on this round."""

@@ -1,5 +1,6 @@
 """The native module as it was built: its stub, and what it leaves behind."""
 
+import ast
 import subprocess
 import sys
 
@@ -22,7 +23,12 @@ def test_stub_is_what_the_module_says(tmp_path):
 
 
 def _lines(stub):
-    return [line for line in stub.read_text().splitlines() if line.strip()]  # ruff has its own idea of empty lines
+    """Return a stub's declarations, without what only Python 3.12 and later show of the buffer protocol."""
+    module = ast.parse(stub.read_text())
+    for declared in module.body:
+        if isinstance(declared, ast.ClassDef):
+            declared.body = [each for each in declared.body if getattr(each, "name", None) != "__buffer__"]
+    return ast.unparse(module).splitlines()
 
 
 USE_EVERYTHING = """

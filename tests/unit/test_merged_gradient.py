@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+import warnings
 
 import ml_dtypes
 import numpy as np
@@ -292,7 +293,9 @@ def test_shape_when_read_during_its_first_read_expect_one_array_for_both(monkeyp
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda gradient: pickle.loads(pickle.dumps(gradient))])
 def test_shape_when_copied_before_it_was_read_expect_the_same(copied):
     gradient = taken()
-    gradient.values.shape = (2, 6)  # its owner may; the shape is that of the round all the same
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of NumPy 2.5
+        gradient.values.shape = (2, 6)  # its owner may; the shape is that of the round all the same
     twin = copied(gradient)
     assert twin.shape.dtype == np.int64
     np.testing.assert_array_equal(twin.shape, [-1, 2, 3])

@@ -20,6 +20,7 @@ from gradquorum.targets.process.address import as_path, check_key, dial, find_ke
 from gradquorum.targets.process.channel import ANSWER_SECONDS, AUTHENTICATE_SECONDS, BrokenChannel, Channel
 from gradquorum.targets.process.connection import Connection
 from gradquorum.targets.process.failures import to_error
+from gradquorum.targets.process.reentry import check_outside
 
 __all__ = ["Client", "client_of", "connect_to"]
 
@@ -41,6 +42,7 @@ def client_of(address: str | os.PathLike[str]) -> Client:
         UnavailableError: there is no server, or it does not know us.
     """
     path = as_path(address)
+    check_outside(path)
     with _clients_lock:
         client = _clients.get(path)
         if client is None or not client.alive:
@@ -206,8 +208,15 @@ class Client:
     # Calls
 
     def check_out(self) -> Connection:
-        """Return a connection for one call."""
+        """Return a connection for one call.
+
+        Raises:
+            ClosedError: the server has been closed, or this is a forked child.
+            UnavailableError: the server is gone.
+            GradQuorumError: the call might wait for itself: see `reentry.py`.
+        """
         self.check()
+        check_outside(self.path)
         try:
             return self._idle[_in_main_thread()].pop()
         except IndexError:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from gradquorum.background import background
 from gradquorum.errors import ClosedError, GradQuorumError, InvalidArgumentError
 from gradquorum.membership import Worker
 from gradquorum.specs import RoundSpec, SparseSpec
 from gradquorum.targets.host import RoundHost
 from gradquorum.targets.local import LocalTarget
 from gradquorum.targets.process.checkpoints import Checkpoints, RoundFile
-from gradquorum.waiters import Handle
+from gradquorum.targets.process.reentry import log_discarded
+from gradquorum.waiters import Handle, RLock
 
 __all__ = ["HostedRound", "HostedTarget", "Rounds"]
 
@@ -95,7 +97,7 @@ class Rounds:
 
     def __init__(self, checkpoints: Checkpoints | None = None) -> None:
         self._checkpoints = checkpoints
-        self._lock = threading.RLock()
+        self._lock: RLock = threading.RLock()
         self._rounds: dict[str, HostedRound] = {}
         self._closed = False
         self.dropped: SimpleQueue[tuple[HostedRound, Handle]] = SimpleQueue()
@@ -205,6 +207,16 @@ class Rounds:
         with self._lock:
             return list(self._rounds.values())
 
+    @property
+    def is_entered(self) -> bool:
+        """Whether this thread is in a call on the rounds, which a signal handler or finalizer has interrupted."""
+        return self._lock._is_owned() or self.is_round_entered
+
+    @property
+    def is_round_entered(self) -> bool:
+        """Whether this thread is in a call on one of the rounds."""
+        return any(hosted.round.is_entered for hosted in list(self._rounds.values()))
+
     def close_all(self) -> None:
         """Close all handles, for good. What the rounds hold stays until `discard_all`."""
         with self._lock:
@@ -250,8 +262,12 @@ class HostedTarget(LocalTarget):
         self.address = address
         self.shared_name = shared_name
         self.spec = hosted.spec
-        self._close: Callable[[bool], int] = lambda for_all: rounds.close(hosted, handle, for_all=for_all)
+        self._rounds, self._hosted = rounds, hosted
         weakref.finalize(self, rounds.dropped.put, (hosted, handle)).atexit = False
 
     def close(self, for_all: bool) -> int:
-        return self._close(for_all)
+        close = functools.partial(self._rounds.close, self._hosted, self._handle, for_all=for_all)
+        if self._rounds.is_round_entered:  # another thread may wait for that round, and hold the lock of them all
+            background.jobs.put(lambda: log_discarded(close()))
+            return 0
+        return close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +61,7 @@ class Link:
         """The `Session`, from when the client has said hello."""
         self.blocks = Blocks()
         self.taking = Taking(channel, server.memory)
-        self.thread = threading.Thread(target=self._run, name="gradquorum-connection", daemon=True)
+        self.thread = server.thread(self._run, "connection")
         self._is_anchor = False
         """Whether the session lives as long as this connection."""
         self._busy_since: float | None = None

@@ -10,10 +10,13 @@ import socket
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from multiprocessing import util
 
+from gradquorum.background import background
 from gradquorum.errors import ClosedError, InvalidArgumentError
 from gradquorum.specs import RoundSpec
+from gradquorum.targets.process import reentry
 from gradquorum.targets.process.address import Address
 from gradquorum.targets.process.channel import HEARTBEAT_SECONDS, Channel
 from gradquorum.targets.process.checkpoints import Checkpoints
@@ -36,6 +39,7 @@ def _after_fork() -> None:
     for service in list(_services):
         service._forget()
     _services.clear()
+    reentry.forget_all()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -68,6 +72,8 @@ class Service:
         self._lock = threading.Lock()
         self._links: set[Link] = set()
         self._sessions: dict[bytes, Session] = {}
+        self._threads: set[int] = set()
+        """The numbers of those of the server. `add` and `discard` need no lock."""
         self.closing = False
         """Whether it has been closed."""
         self._checkpoints = None if checkpoint is None else Checkpoints(checkpoint)
@@ -76,6 +82,7 @@ class Service:
             self.rounds = Rounds(self._checkpoints)
             self.rounds.restore_all()
             self._place = Address(address, authkey)
+            reentry.remember(self.address, self._is_inside)
         except BaseException:
             self._end_checkpoints()
             raise
@@ -84,7 +91,8 @@ class Service:
             if self._checkpoints is not None and checkpoint_every:
                 works.append((self._save_often, "checkpoint"))
             for work, name in works:
-                threading.Thread(target=work, name=f"gradquorum-{name}", daemon=True).start()
+                self.thread(work, name).start()
+            background.start()
         except BaseException:
             self.close()
             raise
@@ -111,6 +119,7 @@ class Service:
                 count, error = self.rounds.discard_all()
             finally:
                 self._ended.set()
+                reentry.forget(self.address, self._is_inside)
                 self._end_checkpoints()
                 with contextlib.suppress(AttributeError):
                     self._finalizer.cancel()
@@ -195,6 +204,22 @@ class Service:
             self._links.discard(link)
 
     # Threads
+
+    def thread(self, work: Callable[[], None], name: str) -> threading.Thread:
+        """Return a thread of the server, not started."""
+        return threading.Thread(target=self._run, args=(work,), name=f"gradquorum-{name}", daemon=True)
+
+    def _run(self, work: Callable[[], None]) -> None:
+        number = threading.get_ident()
+        self._threads.add(number)
+        try:
+            work()
+        finally:
+            self._threads.discard(number)
+
+    def _is_inside(self) -> bool:
+        """Whether this thread is one of the server's or in a call on its rounds, interrupted by whoever asks."""
+        return threading.get_ident() in self._threads or self.rounds.is_entered
 
     def _snapshot(self) -> list[Link]:
         with self._lock:

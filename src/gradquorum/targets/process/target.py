@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from numpy.typing import NDArray
 
 from gradquorum.arrivals import ArrivalReport, QuorumFigures
+from gradquorum.background import background
 from gradquorum.errors import ClosedError, GradQuorumError, UnavailableError
 from gradquorum.memory_file import map_private
 from gradquorum.receipts import ApplyReceipt
@@ -29,6 +30,7 @@ from gradquorum.targets.process.connection import Connection
 from gradquorum.targets.process.failures import to_error
 from gradquorum.targets.process.memory import as_bytes
 from gradquorum.targets.process.parts import arrays_of
+from gradquorum.targets.process.reentry import is_inside, log_discarded
 from gradquorum.targets.process.sending import Sender
 from gradquorum.targets.process.specs import from_spec, to_spec
 from gradquorum.targets.process.states import receive_state, send_state
@@ -280,6 +282,9 @@ class ProcessTarget(AbstractTarget):
         self._number(m.Member(self._handle, "join", m.to_worker(worker)))
 
     def leave(self, worker: int | str) -> None:
+        if is_inside(self._client.path):  # a finalizer, which must not wait here
+            background.jobs.put(functools.partial(self.leave, worker))
+            return
         with contextlib.suppress(UnavailableError, ClosedError):  # then it has left already
             self._number(m.Member(self._handle, "leave", m.to_worker(worker)))
 
@@ -332,12 +337,18 @@ class ProcessTarget(AbstractTarget):
         if self._client.ended:
             self._closed = True
             return 0
-        try:
-            count = self._number(m.Close(self._handle, for_all))
-        except (UnavailableError, ClosedError):
-            count = 0
+        if is_inside(self._client.path):  # a finalizer, which must not wait here
+            background.jobs.put(lambda: log_discarded(self._request_close(for_all)))
+            self._closed = True
+            return 0
+        count = self._request_close(for_all)
         self._closed = True
         return count
+
+    def _request_close(self, for_all: bool) -> int:
+        with contextlib.suppress(UnavailableError, ClosedError):  # then it has been closed already
+            return self._number(m.Close(self._handle, for_all))
+        return 0
 
     @property
     def closed(self) -> bool:
