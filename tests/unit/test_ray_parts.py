@@ -155,6 +155,24 @@ def test_who_takes_over_hears_of_what_was_accepted_before():
     assert lost(losses, "a") == [8, 9]
 
 
+def test_gradient_that_a_finalizer_offers_while_another_is_noted_is_not_forgotten():
+    losses = Losses()
+
+    class Interrupted:
+        """What a shard says of a gradient: while it is looked at, a finalizer offers another one."""
+
+        receipt, serial, settled = judged().receipt, 0, 0
+
+        @property
+        def marks(self):
+            note(losses, "a", 6, judged())
+            return NO_MARKS
+
+    note(losses, "a", 5, Interrupted())
+    losses.void(1, resumed())
+    assert lost(losses, "a") == [5, 6]
+
+
 def test_nothing_is_lost_of_a_round_that_is_kept():
     losses = Losses()
     note(losses, 1, 0, judged())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from gradquorum.errors import UnavailableError
 from gradquorum.marks import NO_MARKS, WINDOW, Marks
@@ -18,20 +17,24 @@ __all__ = ["Losses"]
 _KEPT = (ApplyStatus.ACCEPTED, ApplyStatus.DEFERRED)
 
 
-class _Accepted(NamedTuple):
-    thread: int
-    serials: dict[int, int]
-    """By sequence that of the round for which it was judged."""
+class _Accepted:
+    __slots__ = ("serials", "thread")
+
+    def __init__(self, thread: int, serials: dict[int, int]) -> None:
+        self.thread = thread
+        self.serials = serials
+        """By sequence that of the round for which it was judged."""
 
 
 class Losses:
     """The receipts that a void round makes worthless, until they have been reported, each exactly once.
 
-    Guarded by ``_lock``: all that is assigned outside `__init__`.
+    Guarded by ``_lock``: all that is assigned outside `__init__`. A finalizer may come in under it, in the same thread:
+    what is noted then stays, as dicts are changed in place.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._accepted: dict[Worker, _Accepted] = {}
         """By worker what is not known to be delivered, and the thread that offered the last of it."""
         self._unnamed: dict[int, int] = {}
@@ -58,15 +61,16 @@ class Losses:
         with self._lock:
             late = self._late(incarnation)
             if late is None:
-                for other in [other for other in self._unnamed if other < judged.settled]:
-                    del self._unnamed[other]
+                for other in [other for other in list(self._unnamed) if other < judged.settled]:
+                    self._unnamed.pop(other, None)
             if terms.worker is not None and terms.sequence is not None:
                 serials = {terms.sequence: serial} if kept else {}
                 if late is None:
                     self._keep(terms.worker, serials, thread)
                     accepted = self._accepted[terms.worker].serials
-                    left = _undelivered(accepted, judged.marks, judged.settled)
-                    self._accepted[terms.worker] = _Accepted(thread, left)
+                    before = dict(accepted)
+                    for sequence in before.keys() - _undelivered(before, judged.marks, judged.settled):
+                        accepted.pop(sequence, None)
                 else:
                     self._lose(terms.worker, serials, thread, incarnation, late)
             elif receipt.status in _KEPT:
@@ -91,18 +95,20 @@ class Losses:
         return self._resumed
 
     def _keep(self, worker: Worker, serials: Mapping[int, int], thread: int) -> None:
-        before = self._accepted.get(worker, _Accepted(0, {})).serials
-        self._accepted[worker] = _Accepted(thread, {**before, **serials})
+        kept = self._accepted.setdefault(worker, _Accepted(thread, {}))
+        kept.serials.update(serials)
+        kept.thread = thread
 
     def _lose(
         self, worker: Worker, serials: Mapping[int, int], thread: int, incarnation: int, resumed: Resumed
     ) -> None:
         """Count as lost what had not been delivered when an incarnation ended."""
         settled = resumed.settled if incarnation == self._ended else None
-        lost = _undelivered(serials, resumed.marks.get(worker), settled)
+        lost = _undelivered(dict(serials), resumed.marks.get(worker), settled)
         if lost:
-            before = self._lost.get(worker, _Accepted(0, {})).serials
-            self._lost[worker] = _Accepted(thread, {**before, **lost})
+            named = self._lost.setdefault(worker, _Accepted(thread, {}))
+            named.serials.update(lost)
+            named.thread = thread
 
     def void(self, ended: int, resumed: Resumed) -> None:
         """Find out what is lost, as an incarnation has ended."""
@@ -110,11 +116,13 @@ class Losses:
             self._ended, self._resumed = ended, resumed
             if resumed.is_durable:
                 return
-            for worker, accepted in self._accepted.items():
+            for worker, accepted in list(self._accepted.items()):
                 self._lose(worker, accepted.serials, accepted.thread, ended, resumed)
             self._accepted.clear()
             settled = resumed.settled
-            self._num_lost += sum(n for serial, n in self._unnamed.items() if settled is None or serial >= settled)
+            self._num_lost += sum(
+                n for serial, n in list(self._unnamed.items()) if settled is None or serial >= settled
+            )
             self._unnamed.clear()
 
     def owes(self, worker: Worker | None) -> bool:
@@ -132,7 +140,9 @@ class Losses:
             if not self._lost and not self._num_lost:
                 return
             mine = threading.get_ident()
-            workers = [w for w, lost in self._lost.items() if (lost.thread == mine if worker is None else w == worker)]
+            workers = [
+                w for w, lost in list(self._lost.items()) if (lost.thread == mine if worker is None else w == worker)
+            ]
             resend = tuple(
                 (worker, sequence)
                 for worker in sort_workers(workers)
