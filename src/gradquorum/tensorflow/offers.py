@@ -113,13 +113,13 @@ class Offers:
     So a lifeline goes from the first to the last: if it is cut unmarked, the take leaves its line, and a round that has
     come for it goes back to the accumulator. It can neither be lost nor keep others waiting.
 
-    Guarded by ``_lock``: ``_takes``.
+    Lifelines are cut in any thread at any moment, so there is no lock: each change of ``_takes`` is one call of the
+    dict's own.
     """
 
     def __init__(self, accumulator: Any, listener: AbstractListener) -> None:
         self._acc = accumulator
         self._listener = listener
-        self._lock = threading.Lock()
         self._takes: dict[int, _Take] = {}
 
     def begin(self, number: int, num_required: Any) -> NDArray[np.int64]:
@@ -127,8 +127,7 @@ class Offers:
         line, is_marked = lifeline(functools.partial(self._cut, number))
         take = _Take(functools.partial(self._listener.ended, number), is_marked)
         take.future = self._acc._submit_offer(num_required, None, take.offer)
-        with self._lock:
-            self._takes[number] = take
+        self._takes[number] = take
         take.future.add_done_callback(lambda _: self._done(number, take))
         return line
 
@@ -150,8 +149,7 @@ class Offers:
             self._listener.delivered(number)
 
     def _cut(self, number: int, _is_marked: bool) -> None:
-        with self._lock:
-            take = self._takes.pop(number, None)
+        take = self._takes.pop(number, None)
         if take is not None:
             take.settle()
             self._listener.gone(number)
